@@ -1,4 +1,4 @@
-"""All-reduce as tasks: every rank puts its vector into all ranks' slots, each adds the slots up in rank order. Needs torch.
+"""All-reduce as tasks: every rank puts its vector into all ranks' slots, each adds the slots up in rank order.
 
 python examples/allreduce.py --ranks 4   (or: torchrun --nproc-per-node 4 examples/allreduce.py)
 """
@@ -9,7 +9,7 @@ import argparse
 import itertools
 import sys
 
-import torch
+import numpy as np
 
 import distmk
 from distmk.graph.regions import Buffer
@@ -48,12 +48,10 @@ def main() -> int:
         target = distmk.choose_target(bootstrap, arguments.backend)
         graph, vector = build(target, arguments.elements)
         with distmk.Session(graph, bootstrap, backend=target.backend) as session:
-            seeds = [torch.Generator().manual_seed(rank) for rank in range(target.num_ranks)]
-            inputs = torch.stack([torch.randn(arguments.elements, generator=seed) for seed in seeds])
-            mine = session.tensor(vector)[0]  # in the memory that the tasks use, on the GPU or the host
-            mine.copy_(inputs[bootstrap.rank])
+            inputs = np.random.default_rng(0).standard_normal((target.num_ranks, arguments.elements), np.float32)
+            session.write(vector, inputs[bootstrap.rank])  # into the memory that the tasks use, on the GPU or the host
             session.run()
-            error = float((mine.cpu() - inputs.double().sum(0)).abs().max())
+            error = np.abs(session.view(vector)[0] - inputs.sum(axis=0, dtype=np.float64)).max()
             print(f"rank {bootstrap.rank} on {session.backend_name}: largest error {error:.2e}")
             return int(not error <= 1e-5)
 

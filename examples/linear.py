@@ -1,4 +1,4 @@
-"""A linear layer with tensor parallelism: every rank multiplies its columns of W, and pushes its part of W x to all. Needs torch.
+"""A linear layer with tensor parallelism: every rank multiplies its columns of W, and pushes its part of W x to all.
 
 python examples/linear.py --ranks 2   (or: torchrun --nproc-per-node 2 examples/linear.py)
 """
@@ -8,20 +8,21 @@ from __future__ import annotations
 import argparse
 import sys
 
-import torch
+import numpy as np
 
 import distmk
 from distmk.abi import Epilogue
 from distmk.graph.regions import Buffer
+from distmk.model.bf16 import U16, bf16_to_f32, f32_to_bf16
 from distmk.tasks import Linear, Sum
 
 
-def build(target: distmk.Target, weight: torch.Tensor) -> tuple[distmk.Graph, Buffer, Buffer]:
-    """y = W x of `weight`, bf16 [n, k]: rank r has x and the columns of W from r * k / ranks on, and gets all of y."""
+def build(target: distmk.Target, weight: U16) -> tuple[distmk.Graph, Buffer, Buffer]:
+    """y = W x of `weight`, bits of bf16 [n, k]: rank r has x and the columns of W from r * k / ranks on, and gets all of y."""
     graph, ranks, (n, k) = target.graph(), range(target.num_ranks), weight.shape
     x, y = graph.buffer("x", k // target.num_ranks, dtype="bf16"), graph.buffer("y", n)
     slots = graph.buffer("slots", target.num_ranks * n)  # the parts that all ranks have computed
-    for rank, columns in zip(ranks, weight.chunk(target.num_ranks, dim=1), strict=True):
+    for rank, columns in zip(ranks, np.split(weight, target.num_ranks, axis=1), strict=True):
         # Slabs of rows, one for each worker that gets some; packed as the backend streams them.
         slabs = target.matrix(graph, "weight", rank, columns)
         for worker, slab in enumerate(slabs):
@@ -43,15 +44,16 @@ def main() -> int:
     arguments = parser.parse_args()
     with distmk.connect(arguments.ranks, follower_argv=[sys.executable, *sys.argv]) as bootstrap:
         target = distmk.choose_target(bootstrap, arguments.backend)
-        torch.manual_seed(0)  # the same numbers on every rank
+        rng = np.random.default_rng(0)  # the same numbers on every rank
         num_cols = arguments.size * target.num_ranks
-        weight, vector = torch.randn(arguments.size, num_cols).bfloat16(), torch.randn(num_cols).bfloat16()
+        shapes = (arguments.size, num_cols), num_cols
+        weight, vector = (f32_to_bf16(rng.standard_normal(shape, np.float32)) for shape in shapes)
         graph, x, y = build(target, weight)
         with distmk.Session(graph, bootstrap, backend=target.backend) as session:
-            session.tensor(x)[0] = vector.chunk(target.num_ranks)[bootstrap.rank]
+            session.write(x, np.split(vector, target.num_ranks)[bootstrap.rank])
             session.run()
-            wanted = weight.double() @ vector.double()
-            error = float((session.tensor(y)[0].cpu() - wanted).norm() / wanted.norm())
+            wanted = bf16_to_f32(weight).astype(np.float64) @ bf16_to_f32(vector)
+            error = np.linalg.norm(session.view(y)[0] - wanted) / np.linalg.norm(wanted)
             where = f"rank {bootstrap.rank} of {target.num_ranks} on {session.backend_name}"
             print(f"{where}, {target.num_workers} workers: relative error {error:.1e}")
             return int(not error <= 1e-5)

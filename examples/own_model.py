@@ -1,4 +1,4 @@
-"""A language model of one's own: written as plain operators, run with weights from torch, on any number of ranks.
+"""A language model of one's own: written as plain operators, run with weights of numpy, on any number of ranks.
 
 python examples/own_model.py --ranks 2
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 
-import torch
+import numpy as np
 
 from distmk import LLM, CausalLM, ModelConfig, SamplingParams, nn, run_main
+from distmk.model.bf16 import F32
 from distmk.model.nodes import Node
 
 
@@ -42,12 +43,12 @@ CONFIG = ModelConfig(
 )
 
 
-def make_weights(model: CausalLM) -> dict[str, torch.Tensor]:
+def make_weights(model: CausalLM) -> dict[str, F32]:
     """Products that are nearly zero, and a head like the embedding: the likeliest token is the last one again."""
-    torch.manual_seed(0)
-    weights = {name: torch.randn(shape) / shape[-1] for name, shape in model.weights().items()}
-    weights |= {name: torch.ones(shape) for name, shape in model.weights().items() if "norm" in name}
-    weights["embed.weight"] = weights["head.weight"] = torch.randn(1000, 256)
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(shape, np.float32) / shape[-1] for name, shape in model.weights().items()}
+    weights |= {name: np.ones(shape, np.float32) for name, shape in model.weights().items() if "norm" in name}
+    weights["embed.weight"] = weights["head.weight"] = rng.standard_normal((1000, 256), np.float32)
     return weights
 
 

@@ -19,7 +19,7 @@ venv_with() {
   local stamp=$venv/.distmk-$extra wanted
   wanted=$(cksum <"$ROOT/pyproject.toml")$ROOT
   if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-    say "installing distmk[$extra] (the first time takes a minute)"
+    say "installing distmk[$extra] (the first time this downloads packages)"
     # This release has a small build without CUDA where an index offers one; tests need no more.
     [ "$extra" != test ] || "$PYTHON" -m pip install --quiet torch==2.13.0 || die "pip could not install torch"
     "$PYTHON" -m pip install --quiet --editable "$ROOT[$extra]" || die "pip could not install distmk[$extra]"

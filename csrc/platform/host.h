@@ -82,12 +82,19 @@ DISTMK_FN void pause() {
 #endif
 }
 
-// Between two polls of a wait that has lasted `idle_ns`: yields, and after a while sleeps for a thousandth of that
-// time.
+// Between two polls of a wait that has lasted `idle_ns`: yields to a worker that may share the core, and sleeps after a
+// while, for a thousandth of that time. A yield that takes long tells that the machine has other work, so that the
+// thread that is waited for may have no core, and each yield may cost a time slice of milliseconds. For some time the
+// thread then sleeps at once: that leaves its core to others, and the kernel prefers a thread that has slept when it
+// wakes.
 DISTMK_FN void back_off(uint64_t idle_ns) {
-  constexpr uint64_t YIELD_NS = 20000000, LEAST_NS = 50000, MOST_NS = 2000000;
-  if (idle_ns <= YIELD_NS) {
+  constexpr uint64_t YIELD_NS = 20000000, LONG_NS = 500000, BUSY_NS = 50000000, LEAST_NS = 20000, MOST_NS = 2000000;
+  static thread_local uint64_t busy_until_ns = 0;
+  const uint64_t now = now_ns();
+  if (idle_ns <= YIELD_NS && now >= busy_until_ns) {
     sched_yield();
+    const uint64_t after = now_ns();
+    if (after - now > LONG_NS) busy_until_ns = after + BUSY_NS;
     return;
   }
   const uint64_t sleep_ns = idle_ns / 1000;

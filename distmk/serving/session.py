@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from distmk import env
@@ -22,10 +23,11 @@ from distmk.backends.own_sources import type_digests
 from distmk.backends.weight_upload import NUMPY_TYPES, upload_constants
 from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.check import check_with_progress
-from distmk.errors import OwnUsageError, UsageError, shown
+from distmk.errors import OwnUsageError, UsageError, one_line, shown
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer
 from distmk.interrupts import deferred
+from distmk.model.bf16 import f32_to_bf16
 from distmk.parameter_checks import deadline, whole
 from distmk.program.layout import Placed
 from distmk.program.program import Program, RankProgram, compile_graph
@@ -135,10 +137,30 @@ class Session:
         """This rank's buffer as a numpy array [rows, cols]; bf16 as uint16 bits. Needs no torch.
 
         On the host it shares the buffer's memory, as `tensor` does. On a GPU it is a copy, which is read-only, so that nothing
-        is written to it in vain: use `tensor`. UsageError: no such buffer, or the session is closed.
+        is written to it in vain: use `write` or `tensor`. UsageError: no such buffer, or the session is closed.
         """
         declared, allocation = self._find(buffer)
         return self.backend.view(allocation, NUMPY_TYPES[declared.dtype])
+
+    def write(self, buffer: Buffer | str, values: npt.ArrayLike) -> None:
+        """Fill this rank's buffer with `values`, numbers that numpy can broadcast to [rows, cols]. Works on every backend.
+
+        Floats are rounded to a bf16 buffer; a uint16 array has its bits, as `view` gives them. UsageError: values of another
+        shape or kind, no such buffer, or the session is closed.
+        """
+        declared, allocation = self._find(buffer)
+        dtype = np.dtype(NUMPY_TYPES[declared.dtype])
+        shape = (allocation.rows, allocation.row_bytes // dtype.itemsize)
+        try:
+            array = np.asarray(values)
+            if declared.dtype == "bf16" and array.dtype != np.uint16:
+                array = f32_to_bf16(array.astype(np.float32))
+            full = np.broadcast_to(array.astype(dtype), shape)
+        except (TypeError, ValueError) as error:
+            raise OwnUsageError(
+                f"buffer {declared.name} is {declared.dtype} {list(shape)}, and the values are not: {one_line(error)}"
+            ) from None
+        self.backend.write(allocation, 0, np.ascontiguousarray(full))
 
     def _find(self, buffer: Buffer | str) -> tuple[Buffer, Placed]:
         """A buffer and its place, in this program or in those that take turns with it."""

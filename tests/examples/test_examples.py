@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -16,8 +17,21 @@ pytestmark = pytest.mark.timeout(150)
 EXAMPLES = ROOT / "examples"
 
 
+def like_the_demo(runner: Runner) -> dict[str, str]:
+    """The environment of a job that finds no torch, which the demo does not install; with torch where GPUs need it."""
+    found = environment()
+    if num_gpus():
+        return found
+    hidden = runner.folder / "no_torch"
+    hidden.mkdir(exist_ok=True)
+    (hidden / "torch.py").write_text("raise ModuleNotFoundError('hidden by the test', name='torch')\n")
+    return found | {"PYTHONPATH": os.pathsep.join([str(hidden), found["PYTHONPATH"]])}
+
+
 def run(runner: Runner, name: str, launcher: Launcher, *arguments: str) -> Finished:
-    finished = runner.run(launcher([sys.executable, str(EXAMPLES / name), *arguments]), environment())
+    command = launcher([sys.executable, str(EXAMPLES / name), *arguments])
+    is_torchrun = "torch.distributed.run" in command
+    finished = runner.run(command, environment() if is_torchrun else like_the_demo(runner))
     assert finished.status == 0, finished.stderr
     assert "Traceback" not in finished.stderr
     return finished
@@ -87,16 +101,16 @@ def test_linear(backend: str, launcher: Launcher, num_ranks: int, runner: Runner
     assert all(error < 1e-5 for error in errors.values())
 
 
-def readme_program(title: str) -> str:
+def readme_program(title: str, language: str = "python") -> str:
     section = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    (program,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    (program,) = re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     return str(program)
 
 
 def test_model_of_the_readme(runner: Runner) -> None:
     """The program under "Your own model", in a file, as the second rank imports it."""
     (runner.folder / "own.py").write_text(readme_program("Your own model"))
-    finished = runner.run([sys.executable, str(runner.folder / "own.py")], environment())
+    finished = runner.run([sys.executable, str(runner.folder / "own.py")], like_the_demo(runner))
     assert finished.status == 0 and len(json.loads(finished.stdout)) == 64, finished
 
 
@@ -104,8 +118,16 @@ def test_graph_of_the_readme(runner: Runner) -> None:
     """The program under "A graph of your own", as it stands there."""
     program = readme_program("A graph of your own")
     assert len(program.splitlines()) < 20
-    finished = runner.run([sys.executable, "-c", program], environment())
+    finished = runner.run([sys.executable, "-c", program], like_the_demo(runner))
     assert finished.stdout == f"on {'cuda' if num_gpus() else 'host'}: 3072\n", finished.stderr
+
+
+def test_task_of_the_readme(runner: Runner) -> None:
+    """The two files under "A task type of your own", as they stand there."""
+    for name, language in (("axpy.py", "python"), ("axpy.cpp", "cpp")):
+        (runner.folder / name).write_text(readme_program("A task type of your own", language))
+    finished = runner.run([sys.executable, "axpy.py"], like_the_demo(runner))
+    assert finished.stdout == "10.0\n", finished.stderr
 
 
 def test_decode(smollm2: Path, runner: Runner) -> None:

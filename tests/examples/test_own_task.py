@@ -49,8 +49,9 @@ def test_its_own_tests(site: Path, runner: Runner) -> None:
 
 
 def test_run_and_trace(site: Path, runner: Runner) -> None:
-    """Under a launcher; the trace is read with the package's entry point, and refused without it."""
+    """Under a launcher, without torch; the trace is read with the package's entry point, and refused without it."""
     example = [sys.executable, "-m", "own_task", "--laps", "4", "--trace", "trace.json"]
+    (runner.folder / "torch.py").write_text("raise ModuleNotFoundError('hidden by the test', name='torch')\n")
     done = runner.run(under_mpirun(2)(example), environment(site))
     assert done.stdout == "2 ranks, 4 laps: 10, expected 10\n", done
     tables = runner.run([*DISTMK, "trace", "trace.json"], environment(site))

@@ -1,40 +1,70 @@
-"""The page at /, in a real browser without a display."""
+"""The page at /, in a browser without a display: a Chromium of the system (Debian's package `chromium`), or playwright's."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 import pytest
-from support.fake_engine import FakeEngine, until
+from support.fake_engine import FakeEngine, FakeRequest, until
 from support.served import Served, served
+
+from distmk.errors import DistmkError, UsageError
+from distmk.serving.sampling import TokenOutput
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
 SAYS = (
     "Birds sing in the **forest**:\n```python\nprint('<b>tweet</b>')\n```\nThe `cat` <img src=x onerror=alert(1)> sat."
 )
+SCREENS = [{"width": 320, "height": 568}, {"width": 768, "height": 1024}, {"width": 1280, "height": 720}]
+ENDED = "answering === null"
+END_IN_SIGHT = "log.scrollHeight - log.scrollTop - log.clientHeight < 2"
+
+
+class StrictEngine(FakeEngine):
+    """Its chat template refuses conversations that do not alternate. Tokens come only while `goes` is set."""
+
+    def __init__(self, **options: Any) -> None:
+        self.goes = threading.Event()
+        self.goes.set()
+        super().__init__(**options)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        for index, message in enumerate(messages):
+            if message["role"] != ("user", "assistant")[index % 2]:
+                raise UsageError("conversation roles must alternate user/assistant/user/assistant")
+        return super().render_chat(messages, **options)
+
+    def asked(self) -> str:
+        """The last prompt."""
+        return self.tokenizer.decode(self.prompts[-1])
+
+    def _token(self, request: FakeRequest) -> TokenOutput:
+        self.goes.wait(10)
+        return super()._token(request)
 
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Served]:
-    with served(FakeEngine(tick_s=0.005)) as running:
+    with served(StrictEngine(tick_s=0.005)) as running:
         yield running
         running.settled()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium: of the system, or of playwright."""
     with sync_api.sync_playwright() as playwright:
         path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
         try:
             browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         except sync_api.Error as error:
-            pytest.skip(f"no browser: {str(error).splitlines()[0]}")
+            pytest.skip(f"no browser; install Debian's chromium: {str(error).splitlines()[0]}")
         yield browser
         browser.close()
 
@@ -57,6 +87,22 @@ def open_page(browser: Any, server: Served, **options: Any) -> tuple[Any, list[s
     return page, wrong
 
 
+def ask(page: Any, text: str) -> None:
+    page.locator("#prompt").fill(text)
+    page.locator("#prompt").press("Enter")
+
+
+def stop_when_it_streams(page: Any) -> None:
+    page.wait_for_selector(".assistant .text.streaming > span")
+    page.locator("#send").click()
+    until_true(page, ENDED)
+
+
+def num_context_tokens(page: Any) -> int:
+    """Tokens of this chat, as the panel shows them."""
+    return int(page.locator("#context").inner_text().partition(" ")[0].replace(",", ""))
+
+
 def test_a_conversation_by_keyboard(browser: Any, slow: Served) -> None:
     """A question, its answer as it comes, its numbers; text of the model is no markup; a second question has the first's."""
     page, wrong = open_page(browser, slow)
@@ -77,13 +123,13 @@ def test_a_conversation_by_keyboard(browser: Any, slow: Served) -> None:
     assert re.search(r"\d+ ms to first token\s+[\d.]+ tokens/s\s+\d+ tokens", page.locator(".facts").inner_text())
     page.keyboard.type("And now?")
     page.keyboard.press("Enter")
-    until_true(page, "messages.length === 4")
+    until_true(page, ENDED)
     text = "user: Where do\nbirds sing?\nassistant: " + SAYS + "\nuser: And now?\nassistant:"
-    assert slow.engine.prompts[-1] == slow.engine.tokenizer.encode(text)
-    # What the model is asked again has no longer the answer.
+    assert slow.engine.asked() == text
+    # The request of the second try does not hold the first answer.
     page.locator("button.again").last.click()
-    until_true(page, "messages.length === 4 && answering === null")
-    assert slow.engine.prompts[-1] == slow.engine.tokenizer.encode(text)
+    until_true(page, ENDED)
+    assert slow.engine.asked() == text
     assert page.locator(".turn").count() == 4
     page.get_by_role("button", name="New chat").click()
     assert page.locator(".turn").count() == 0 and page.locator("#empty").is_visible()
@@ -91,68 +137,305 @@ def test_a_conversation_by_keyboard(browser: Any, slow: Served) -> None:
     page.close()
 
 
-def test_stop_and_settings(browser: Any, slow: Served) -> None:
-    """Settings reach the engine; Escape and the button stop an answer, which stays; the panel shows the kernel at work."""
+def test_new_chat_forgets_the_answer_that_streams(browser: Any, slow: Served) -> None:
+    """Also one whose first token has not come."""
     page, wrong = open_page(browser, slow)
-    slow.engine.says = None
+    slow.engine.says = "word " * 3000
+    for begins in (True, False):
+        if not begins:
+            slow.engine.goes.clear()
+        ask(page, "the old chat")
+        page.wait_for_selector(f".assistant .text.{'streaming > span' if begins else 'waiting'}")
+        page.get_by_role("button", name="New chat").click()
+        slow.engine.says = "a new answer"
+        ask(page, "the new chat")
+        slow.engine.goes.set()
+        until_true(page, ENDED)
+        slow.settled()
+        assert page.locator("#prompt").input_value() == "" and page.locator("button.again").count() == 1
+        assert slow.engine.asked() == "user: the new chat\nassistant:"
+        assert page.locator(".turn .text").all_inner_texts() == ["the new chat", "a new answer"]
+        ask(page, "more")
+        until_true(page, ENDED)
+        assert slow.engine.asked() == "user: the new chat\nassistant: a new answer\nuser: more\nassistant:"
+        slow.engine.says = "word " * 3000
+        page.get_by_role("button", name="New chat").click()
+    assert not wrong
+    page.close()
+
+
+def test_a_failed_question_returns_to_the_box(browser: Any, slow: Served) -> None:
+    """One that is refused, and one that is stopped before its answer begins, are not in the history of the next."""
+    page, wrong = open_page(browser, slow)
+    slow.engine.says = "fine"
+    box = page.locator("#prompt")
+    ask(page, "refuse me")
+    until_true(page, ENDED)
+    assert box.input_value() == "refuse me" and page.locator(".turn").count() == 0
+    assert "the chat template refuses the messages" in page.get_by_role("alert").inner_text()
+    ask(page, "first")
+    until_true(page, ENDED)
+    assert not page.get_by_role("alert").is_visible()
+    slow.engine.goes.clear()
+    ask(page, "stop me")
+    page.wait_for_selector(".assistant .text.waiting")
+    box.fill("a draft")
+    page.keyboard.press("Escape")
+    until_true(page, ENDED)
+    slow.engine.goes.set()
+    assert box.input_value() == "stop me\na draft"
+    ask(page, "second")
+    until_true(page, ENDED)
+    assert slow.engine.asked() == "user: first\nassistant: fine\nuser: second\nassistant:"
+    # An answer stays when the attempt to replace it fails.
+    slow.engine.goes.clear()
+    page.locator("button.again").last.click()
+    page.keyboard.press("Escape")
+    until_true(page, ENDED)
+    slow.engine.goes.set()
+    assert page.locator(".turn .text").all_inner_texts() == ["first", "fine", "second", "fine"]
+    assert box.input_value() == "" and page.locator("button.again").last.is_visible()
+    assert not wrong
+    page.close()
+
+
+def test_a_stopped_answer_stays_in_the_history(browser: Any, slow: Served) -> None:
+    """With the text that had come; so does an answer without text."""
+    page, wrong = open_page(browser, slow)
+    slow.engine.says = "word " * 3000
+    ask(page, "go on")
+    stop_when_it_streams(page)
+    assert "stopped by you" in page.locator(".facts").inner_text()
+    slow.engine.says = ""
+    ask(page, "and")
+    until_true(page, ENDED)
+    assert re.fullmatch(r"user: go on\nassistant: (?:word )+w?o?r?d?\nuser: and\nassistant:", slow.engine.asked())
+    ask(page, "so")
+    until_true(page, ENDED)
+    assert slow.engine.asked().endswith("user: and\nassistant: \nuser: so\nassistant:")
+    assert not page.get_by_role("alert").is_visible() and not wrong
+    page.close()
+
+
+def test_an_answer_that_breaks_off_stays_in_the_history(browser: Any) -> None:
+    with served(StrictEngine(tick_s=0.005)) as server:
+        page, wrong = open_page(browser, server)
+        server.engine.says = "word " * 3000
+        ask(page, "hello")
+        page.wait_for_selector(".assistant .text.streaming > span")
+        server.engine.fail(DistmkError("rank 1 is lost"))
+        until_true(page, ENDED)
+        assert "rank 1 is lost" in page.get_by_role("alert").inner_text()
+        assert page.locator(".turn").count() == 2 and page.locator("button.again").is_visible()
+        assert page.locator("#prompt").input_value() == ""
+        assert not wrong
+        page.close()
+
+
+@pytest.mark.parametrize("limit", ["context", "body"])
+def test_a_paste_that_is_too_long_blocks_nothing(browser: Any, limit: str) -> None:
+    """Too long for the context, or for a request."""
+    with served(StrictEngine(max_model_len=512), max_body_bytes=4096 if limit == "body" else 1 << 20) as server:
+        page, wrong = open_page(browser, server)
+        server.engine.says = "fine"
+        ask(page, "first")
+        until_true(page, ENDED)
+        paste = "xyz " * (1 << (11 if limit == "body" else 9))
+        ask(page, paste)
+        until_true(page, ENDED)
+        assert "Shorten the message" in page.get_by_role("alert").inner_text()
+        assert page.locator("#prompt").input_value() == paste.strip() and page.locator(".turn").count() == 2
+        ask(page, "second")
+        until_true(page, ENDED)
+        assert server.engine.asked() == "user: first\nassistant: fine\nuser: second\nassistant:"
+        assert not page.get_by_role("alert").is_visible() and not wrong
+        page.close()
+
+
+def test_context_of_this_chat(browser: Any, slow: Served) -> None:
+    """The number of tokens grows with the answer. A failed question leaves it as it was, and a new chat begins at 0."""
+    page, wrong = open_page(browser, slow)
+    encode = slow.engine.tokenizer.encode
+    assert num_context_tokens(page) == 0
+    slow.engine.says = "fine"
+    ask(page, "first")
+    until_true(page, ENDED)
+    first = len(encode("user: first\nassistant:")) + len(encode("fine")) + 1  # and the end token
+    assert num_context_tokens(page) == first
+    slow.engine.says = "word " * 3000
+    ask(page, "second")
+    until(lambda: num_context_tokens(page) > first + 100, 10)
+    stop_when_it_streams(page)
+    stopped = num_context_tokens(page)
+    said = page.evaluate("exchanges.at(-1).answer")
+    assert stopped == len(slow.engine.prompts[-1]) + len(encode(said))
+    ask(page, "refuse me")
+    until_true(page, ENDED)
+    assert num_context_tokens(page) == stopped
+    ask(page, "third")
+    page.wait_for_selector(".assistant .text.streaming > span")
+    page.get_by_role("button", name="New chat").click()
+    slow.settled()
+    assert num_context_tokens(page) == 0
+    assert not wrong
+    page.close()
+
+
+def test_settings(browser: Any, slow: Served) -> None:
+    """Changed settings reach the engine; the server's defaults stand for the others. The panel shows the kernel at work."""
+    page, wrong = open_page(browser, slow)
+    slow.engine.says = "word " * 3000
+    bodies: list[dict[str, Any]] = []
+    page.on("request", lambda request: request.method == "POST" and bodies.append(request.post_data_json))
+    ask(page, "Tell me more")
+    stop_when_it_streams(page)
+    assert set(bodies[-1]) == {"model", "messages", "stream", "stream_options"}
     page.locator("#temperature").fill("1.5")
     for name, value in {"top_k": "7", "seed": "5", "stop": "never", "system": "Be brief."}.items():
         page.locator(f"#{name}").fill(value)
-    slow.engine.says = "word " * 3000
-    for stop in (lambda: page.keyboard.press("Escape"), lambda: page.locator("#send").click()):
-        page.locator("#prompt").fill("Tell me more")
-        page.keyboard.press("Enter")
-        until_true(page, "document.querySelector('#running').textContent.startsWith('1 ')")
-        assert page.locator("#state").inner_text() == "generating"
-        stop()
-        until_true(page, "answering === null")
-        slow.settled()
-        assert "stopped by you" in page.locator(".facts").last.inner_text()
+    page.get_by_role("button", name="New chat").click()
+    page.route("**/completions", lambda route: route.fulfill(status=400, body="{}"))  # what it sends is seen
+    ask(page, "Tell me more")
+    until_true(page, ENDED)
+    page.unroute("**/completions")
+    assert bodies[-1]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Tell me more"},
+    ]
+    page.locator("#system").fill("")
+    page.locator("#prompt").press("Enter")
+    until_true(page, "document.querySelector('#running').textContent.startsWith('1 ')")
+    assert page.locator("#state").inner_text() == "generating"
+    page.keyboard.press("Escape")
+    until_true(page, ENDED)
+    slow.settled()
     params = slow.engine.params[-1]
     assert (params.temperature, params.top_k, params.seed, list(params.stop)) == (1.5, 7, 5, ["never"])
-    assert slow.engine.tokenizer.decode(slow.engine.prompts[-1]).startswith("system: Be brief.\nuser: Tell")
     page.reload()
     assert page.locator("#temperature").input_value() == "1.5", "settings are kept"
     page.get_by_role("button", name="Reset").click()
-    assert page.locator("#temperature").input_value() == "0.7" and page.locator("#system").input_value() == ""
+    assert page.locator("#temperature-value").inner_text() == "model's default"
+    assert page.locator("#seed").input_value() == ""
     assert not wrong
     page.close()
 
 
-def test_what_goes_wrong_is_said(browser: Any) -> None:
-    """A wrong key, a request that is refused, a server that is gone."""
-    with served(FakeEngine(), api_keys=("secret",)) as server:
+@pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: str(screen["width"]))
+def test_a_key_is_asked_for_in_sight(browser: Any, screen: dict[str, int]) -> None:
+    """The question that needed it is then sent with it."""
+    with served(StrictEngine(), api_keys=("secret",)) as server:
+        server.engine.says = "fine"
+        page, wrong = open_page(browser, server, viewport=screen)
+        for key in (None, "wrong", "secret"):
+            if key is None:
+                ask(page, "hello")
+            else:
+                page.keyboard.insert_text(key)
+                page.keyboard.press("Enter")
+            until_true(page, ENDED)
+            if key != "secret":
+                assert page.locator("#prompt").input_value() == "hello"
+                assert page.locator("#key").evaluate("box => box === document.activeElement")
+                assert_in_sight(page, "#key", "#prompt", "#send")
+        assert page.locator(".turn .text").all_inner_texts() == ["hello", "fine"]
+        assert not page.locator("#key").is_visible()
+        assert not wrong
+        page.close()
+
+
+def test_a_server_that_is_gone(browser: Any) -> None:
+    with served(StrictEngine()) as server:
         page, wrong = open_page(browser, server)
-        page.locator("#prompt").fill("hello")
-        page.keyboard.press("Enter")
-        assert "wrong or missing API key" in page.locator(".problem").inner_text()
-        page.locator("#key").fill("secret")
-        page.locator("#prompt").fill("refuse me")
-        page.keyboard.press("Enter")
-        until_true(page, "document.querySelectorAll('.problem').length === 2")
-        assert "the chat template refuses the messages" in page.locator(".problem").last.inner_text()
     page.wait_for_selector("#gone:not([hidden])")
-    page.locator("#prompt").fill("hello")
-    page.keyboard.press("Enter")
-    until_true(page, "document.querySelectorAll('.problem').length === 3")
-    assert page.locator(".problem").last.inner_text() == "The server does not answer."
+    ask(page, "hello")
+    until_true(page, ENDED)
+    assert page.get_by_role("alert").inner_text() == "The server does not answer."
+    assert page.locator("#prompt").input_value() == "hello"
     assert not wrong
     page.close()
+
+
+def assert_in_sight(page: Any, *selectors: str) -> None:
+    """AssertionError: one of the elements is not, or not wholly, on the screen."""
+    size = page.viewport_size
+    for selector in selectors:
+        box = page.locator(selector).bounding_box()
+        assert box is not None and box["width"] > 0, f"{selector} is hidden"
+        assert box["x"] >= 0 and box["x"] + box["width"] <= size["width"], f"{selector} leaves the screen: {box}"
+        assert box["y"] >= 0 and box["y"] + box["height"] <= size["height"], f"{selector} leaves the screen: {box}"
+
+
+def assert_fits(page: Any) -> None:
+    """AssertionError: something is wider than the screen, or the controls overlap or are cut."""
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.documentElement.scrollHeight <= innerHeight")
+    assert_in_sight(page, "#new", "#theme", "#prompt", "#send", "#model")
+    if page.viewport_size["width"] < 900:
+        assert_in_sight(page, "#panel-button")
+    boxes = page.locator("header > :visible:not(.grow)").evaluate_all(
+        "all => all.map(each => each.getBoundingClientRect()).map(box => [box.left, box.right])"
+    )
+    assert all(right <= left for (_, right), (left, _) in itertools.pairwise(boxes)), boxes
+    cut = "each => each.id !== 'model' && each.scrollWidth > each.clientWidth + 1"
+    assert not page.locator("header > :visible, #send").evaluate_all(f"all => all.filter({cut}).map(each => each.id)")
+
+
+@pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: str(screen["width"]))
+def test_every_state_fits_the_screen(browser: Any, screen: dict[str, int]) -> None:
+    """Nothing is asked yet, an answer streams, a question failed, a long conversation, with a long name of the model."""
+    with served(StrictEngine(tick_s=0.002), served_model_name="models/a-model-with-a-long-name-70B-Instruct") as server:
+        page, wrong = open_page(browser, server, viewport=screen)
+        assert_fits(page)
+        server.engine.says = "words and\n```\n" + "x" * 150 + "\n```\n" + "y" * 150 + " words" * 40
+        ask(page, "z" * 300 + " and\n" + "a long question\n" * 40)
+        page.wait_for_selector(".assistant .text.streaming > span")
+        assert_fits(page)
+        until_true(page, ENDED)
+        server.engine.says = "fine"
+        for _ in range(3):
+            ask(page, "more")
+            until_true(page, ENDED)
+        assert_fits(page)
+        until_true(page, END_IN_SIGHT)
+        page.locator("#prompt").fill("a draft\n" * 60 + "refuse me")
+        page.route("**/completions", lambda route: route.fulfill(status=400, json={"error": {"message": "no " * 400}}))
+        page.locator("#prompt").press("Enter")
+        until_true(page, ENDED)
+        assert_in_sight(page, ".notices")
+        until_true(page, END_IN_SIGHT)
+        assert_fits(page)
+        assert not wrong
+        page.close()
 
 
 def test_narrow_and_dark(browser: Any, slow: Served) -> None:
-    """On a phone the panel is a drawer, nothing is wider than the screen, and the theme is the system's until one is chosen."""
+    """On a phone the panel is a drawer, and the theme is the system's until one is chosen."""
     page, wrong = open_page(browser, slow, viewport={"width": 360, "height": 640}, color_scheme="dark")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    page.locator("#theme").click()
+    page.get_by_role("button", name="Use the light theme").click()
     page.reload()
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert not page.locator("#temperature").is_visible()
     page.get_by_role("button", name="Settings").click()
     page.wait_for_selector("#temperature:visible")
     page.keyboard.press("Escape")
     page.wait_for_selector("#temperature", state="hidden")
+    assert not wrong
+    page.close()
+
+
+def test_another_server_on_the_same_port(browser: Any, slow: Served) -> None:
+    """The page asks the model that is served now."""
+    page, wrong = open_page(browser, slow)
+    slow.engine.says = "fine"
+    until_true(page, "model === 'fake'")
+    slow.state.config, before = type(slow.state.config)(served_model_name="other"), slow.state.config
+    until_true(page, "model === 'other'")
+    assert page.locator("#model").inner_text() == "other" and page.title().startswith("other")
+    ask(page, "hello")
+    until_true(page, ENDED)
+    assert page.locator(".assistant .text").inner_text() == "fine"
+    slow.state.config = before
     assert not wrong
     page.close()
 

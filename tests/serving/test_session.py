@@ -60,6 +60,30 @@ def test_without_a_gpu_it_is_the_host(no_gpu: None, wanted: str | None, rng: np.
         torch.testing.assert_close(session.tensor("y")[0], 2 * values, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("backend", ["host", "emulated", on("cuda")])
+def test_written_values_are_what_tasks_read(backend: str, rng: np.random.Generator) -> None:
+    """In the buffer's dtype, broadcast to its shape; torch rounds to bf16 alike."""
+    require(backend)
+    values, row = rng.standard_normal((3, 5), np.float32), rng.standard_normal(5)
+    graph = doubling()
+    buffers = {dtype: graph.buffer(dtype, 5, rows=3, dtype=dtype) for dtype in ("f32", "bf16", "i32")}
+    with SingleBootstrap(60.0) as bootstrap, distmk.Session(graph, bootstrap, backend=backend) as session:
+        session.write("x", range(8))
+        session.run()
+        assert session.view("y").tolist() == [[2.0 * i for i in range(8)]]
+        for written in (values, row, 7):
+            for dtype, buffer in buffers.items():
+                session.write(buffer, written)
+                wanted = torch.from_numpy(np.array(np.broadcast_to(written, (3, 5)))).to(session.tensor(buffer).dtype)
+                assert torch.equal(session.tensor(buffer).cpu(), wanted), dtype
+        bits = rng.integers(0, 1 << 15, (3, 5)).astype(np.uint16)
+        session.write("bf16", bits)
+        assert np.array_equal(session.view("bf16"), bits)
+        for wrong in (range(4), np.zeros((2, 5)), "text", [[1], [2, 3]]):
+            with pytest.raises(UsageError, match=r"^buffer f32 is f32 \[3, 5\], and the values are not: [^\n]*$"):
+                session.write("f32", wrong)
+
+
 @pytest.mark.parametrize("wanted", ["cuda", "gpu"])
 def test_the_same_refusal_as_of_a_model(no_gpu: None, wanted: str) -> None:
     with SingleBootstrap(5.0) as bootstrap, pytest.raises(UsageError) as of_model:

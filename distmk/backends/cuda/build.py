@@ -112,7 +112,7 @@ def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
         ".cubin",
         key,
         lambda scratch: compile_cubin(toolchain, architecture, scratch, own=own),
-        f"the kernel for {architecture}{' with ' if own else ''}{', '.join(own_types)} (about a minute, once)",
+        f"the kernel for {architecture}{' with ' if own else ''}{', '.join(own_types)} (once)",
     )
 
 

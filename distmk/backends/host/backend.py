@@ -32,8 +32,9 @@ from distmk.program.program import RankProgram
 if TYPE_CHECKING:
     import torch
 
-# Polls before a waiter yields its core: many on a core of its own, few where other threads share the core.
-SPIN_POLLS_OWN_CORE = 20000
+# Polls before a waiter gives its core to others: on a core of its own as many as the usual wait takes (about 0.1 ms), few where
+# other threads share the core.
+SPIN_POLLS_OWN_CORE = 1000
 SPIN_POLLS_SHARED_CORE = 16
 
 MAP_NORESERVE = 0x4000  # pages count as used only once they are touched (a name of module mmap from Python 3.13 on)

@@ -81,7 +81,7 @@ def build(extra_flags: Sequence[str] = (), own_types: Sequence[str] = ()) -> Pat
 
     `own_types`: the registered types that the library has. BuildError: it does not compile.
     """
-    flags, what = [*FLAGS, *extra_flags], "the host runtime (about 20 s, once)"
+    flags, what = [*FLAGS, *extra_flags], "the host runtime (once)"
     own = own_sources(own_types, "host")
     if own is None:
         return build_sources("host", ".so", [*flags, "-shared"], host_sources(), what=what)
@@ -102,7 +102,7 @@ def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None, own
     own = own_sources(own_types, "device")
     kernel = {"kernel.cuh": translation_unit(own)}
     if tool is None:
-        what = f"the emulator{' with ' if own else ''}{', '.join(own_types)} (about a minute, once)"
+        what = f"the emulator{' with ' if own else ''}{', '.join(own_types)} (once)"
         flags += OWN_LINK_FLAGS if own else ["-shared"]
         return build_sources("emulator", ".so", flags, sources, headers, kernel, what, own)
     tool_source = csrc_dir() / "tools" / f"{tool}.cpp"

@@ -41,7 +41,7 @@ def main() -> int:
         distmk.connect(arguments.ranks, follower_argv=follower) as bootstrap,
         distmk.Session(build(bootstrap.world_size), bootstrap, backend=arguments.backend) as session,
     ):
-        session.tensor("x").fill_(bootstrap.rank + 1)
+        session.write("x", bootstrap.rank + 1)
         recorded = session.run_traced(arguments.laps)
         if bootstrap.rank == 0 and recorded is not None:
             num_ranks, laps = bootstrap.world_size, arguments.laps
