@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distmk.errors import UsageError, one_line, shown
+from distmk.errors import UsageError, shown
+from distmk.serving.chat import template_processes
 from distmk.serving.chat.files import ChatFiles, check_template_size, read_chat_files
 from distmk.serving.chat.messages import ChatPrompt, plain, read_messages
+from distmk.serving.chat.template_frames import Outcome
 from distmk.serving.tokenizer import Tokenizer
 from distmk.weights.checkpoint import Checkpoint
 
@@ -102,31 +104,18 @@ class ChatRenderer:
 
 
 def _render(name: str, source: str, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-    from distmk.serving.chat import sandbox  # jinja2 is needed for conversations only
-
-    try:
-        template = sandbox.compile_template(source)
-    except Exception as error:
-        line = f" at line {error.lineno}" if hasattr(error, "lineno") else ""
-        raise UsageError(f"{name} is not valid{line}: {_described(error)}") from None
-    adapted = [_with_content(message, template.content.adapt) for message in messages]
-    try:
-        return sandbox.render(template, {**variables, "messages": adapted})
-    except sandbox.RefusalError as error:
-        raise UsageError(f"{name} refuses the conversation: {one_line(error)}") from None
-    except sandbox.LimitError as error:
-        raise UsageError(f"{name} was stopped: {error}; give another one as chat_template") from None
-    except Exception as error:  # a template may raise anything
-        raise UsageError(f"{name} does not fit the conversation: {_described(error)}") from None
-
-
-def _described(error: Exception) -> str:
-    text = one_line(error)
-    return f"{type(error).__name__}{': ' if text else ''}{text[:300]}"
-
-
-def _with_content(message: dict[str, Any], adapt: Callable[[Any], Any]) -> dict[str, Any]:
-    return {**message, "content": adapt(message["content"])} if "content" in message else message
+    answer = template_processes.render(source, messages, variables)
+    match answer.outcome:
+        case Outcome.TEXT:
+            return answer.text
+        case Outcome.INVALID:
+            raise UsageError(f"{name} is not valid{answer.text}")
+        case Outcome.REFUSED:
+            raise UsageError(f"{name} refuses the conversation: {answer.text}")
+        case Outcome.STOPPED:
+            raise UsageError(f"{name} was stopped: {answer.text}; give another one as chat_template")
+        case Outcome.MISFIT:
+            raise UsageError(f"{name} does not fit the conversation: {answer.text}")
 
 
 def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
