@@ -32,7 +32,7 @@ def echo(text: str) -> Answer:
 
 def workers_of(pid: int) -> list[int]:
     """The processes that render templates for process `pid`."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    children = [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
     return [int(child) for child in children if b"template_worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
@@ -67,6 +67,7 @@ def test_bombs(tmp_path: Path) -> None:
         assert outcome == "STOPPED" or text.startswith(("RecursionError", "OverflowError")), (bomb, outcome, text)
         assert text.startswith(("it ", "RecursionError", "OverflowError")) and "\n" not in text, (bomb, text)
         assert wall_s < 5, (bomb, wall_s)
+    assert sum("64 MiB of memory" in text for _, _, text, _ in found) > 30
     assert max(peak_mib) < 160, peak_mib
 
 
@@ -131,14 +132,20 @@ def test_a_process_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_forked_child_has_processes_of_its_own() -> None:
+    """Those of its parent are all lent to threads, which the child does not have."""
     assert echo("parent").text == "parent"
-    pid = os.fork()
-    if pid == 0:
-        ok = echo("child").text == "child" and len(workers_of(os.getpid())) == 1
-        template_processes.end_processes()
-        os._exit(0 if ok else 1)
-    assert echo("parent").text == "parent"
-    assert os.waitpid(pid, 0)[1] == 0
+    with ThreadPoolExecutor(4) as threads:
+        busy = [threads.submit(render, ENDLESS, [], {}, Limits(cpu_s=0.5)) for _ in range(4)]
+        while len(workers_of(os.getpid())) < 4:
+            time.sleep(0.01)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)
+            ok = echo("child").text == "child" and len(workers_of(os.getpid())) == 1
+            template_processes.end_processes()
+            os._exit(0 if ok else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert {each.result().text for each in busy} == {"it has not ended after 0.5 s"}
     assert echo("parent").text == "parent"
 
 
