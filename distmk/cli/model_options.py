@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from distmk.backends.defaults import BACKENDS
+from distmk.cli.together import require_one_job
 from distmk.serving.engine import EngineArgs
 
 MODEL_HELP = "Hugging Face folder or name, .gguf file, or (dummy) a config or preset"
@@ -68,6 +69,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def engine_args(arguments: argparse.Namespace, trace_iterations: int = 0) -> EngineArgs:
     """The engine's arguments, from both groups of options. UsageError: one of them is out of range."""
+    require_one_job(arguments.ranks)
     return EngineArgs(
         model=arguments.model,
         load_format=arguments.load_format,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from distmk.bootstrap import agree, connect, detect
-from distmk.bootstrap.detect import read_launch
+from distmk.bootstrap.detect import check_size, read_launch
 from distmk.errors import DistmkError, UsageError
 
 _RANK_ENVS = ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -31,6 +31,13 @@ def refusing_together() -> Iterator[None]:
                 with connect() as bootstrap:
                     agree(bootstrap, refuse)
         raise
+
+
+def require_one_job(num_ranks: int | None) -> None:
+    """UsageError: a launcher started several ranks, each of which is asked for a job of its own; their outputs would mix."""
+    if num_ranks == 1:
+        launch = read_launch(None, os.environ)
+        check_size(num_ranks, launch.world_size, launch.launcher)
 
 
 def launcher_rank() -> int:
