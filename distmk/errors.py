@@ -19,7 +19,9 @@ class UsageError(DistmkError):
 
 
 class OwnUsageError(UsageError):
-    """A mistake that only this rank knows of, so it is the one that reports it."""
+    """A mistake that this rank has met without the others, so it is the one that reports it (or another of its host that met the
+    same).
+    """
 
 
 class ModelError(UsageError):

@@ -16,7 +16,7 @@ from distmk.bootstrap.single import SingleBootstrap
 from distmk.bootstrap.slurm import connect_slurm
 from distmk.bootstrap.torchrun import StoreAddress, connect_store
 from distmk.env import whole
-from distmk.errors import UsageError, shown
+from distmk.errors import OwnUsageError, UsageError, shown
 from distmk.open_files import check_open_files
 from distmk.progress import leave_to_rank_0
 
@@ -57,9 +57,18 @@ def connect(
 
     `follower_argv` is the command of a follower, by default `python -m distmk.cli.worker_process`. `timeout_s` bounds every
     blocking call, by default DISTMK_BOOTSTRAP_TIMEOUT_S or 300 s. Raises UsageError as `detect` does or if the ranks cannot
-    be started or reached, RankLostError if a rank ends or does not join in time.
+    be started or reached (OwnUsageError, as other ranks do not know of it), RankLostError if a rank ends or does not join in
+    time.
     """
-    env = os.environ if env is None else env
+    try:
+        return _join(num_ranks, follower_argv, timeout_s, os.environ if env is None else env)
+    except UsageError as error:
+        raise OwnUsageError(str(error)) from None
+
+
+def _join(
+    num_ranks: int | None, follower_argv: Sequence[str] | None, timeout_s: float | None, env: Mapping[str, str]
+) -> Bootstrap:
     launch = read_launch(num_ranks, env)
     if timeout_s is None:
         timeout_s = read_timeout_s(env)
