@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from distmk.errors import DistmkError, Interrupted
+from distmk.errors import DistmkError, Interrupted, RankLostError
 from distmk.interrupts import deferred
 from distmk.serving.commands import command
 from distmk.serving.counters import Counters, Pace
@@ -150,6 +150,7 @@ class Driver:
             with self._lock:
                 while not (self._stopping or self._tasks or self._calls):
                     self._changed.wait(_IDLE_POLL_S)
+                    self._look_at_others()
                 if self._stopping:
                     break
                 task = self._tasks.popleft() if self._tasks else None
@@ -207,9 +208,15 @@ class Driver:
             self._pace.rest()
             if self._idles(feed):
                 self._changed.wait(_IDLE_POLL_S)
+                self._look_at_others()
             else:
                 self._joinable = False
                 feed.finish()
+
+    def _look_at_others(self) -> None:
+        """While nothing is to be done: a rank that is gone, or does not answer, is an error of the engine."""
+        if self._leads and self._error is None and (silence := self._engine.bootstrap.silence()):
+            self._error = RankLostError(silence)
 
     def _idles(self, feed: Feed) -> bool:
         """Whether a launch without requests waits for further ones."""
