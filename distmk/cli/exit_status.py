@@ -58,12 +58,11 @@ def report(error: DistmkError) -> int:
     rank, text = launcher_rank(), one_line(error) if error.exit_code == 2 else str(error)
     if not siblings.may_exist():
         tell(text)
-    elif isinstance(error, OwnUsageError):
-        if siblings.is_first_to_say(text):
-            tell(f"rank {rank}: {text}" if rank else text)
-        time.sleep(_SAME_MISTAKE_S)
-    elif rank == 0 or isinstance(error, RankLostError):
-        tell(text)
+    elif rank == 0 or isinstance(error, OwnUsageError | RankLostError):
+        is_own = isinstance(error, OwnUsageError)
+        if error.exit_code != 2 or siblings.is_first_to_say(text):
+            tell(f"rank {rank}: {text}" if rank and is_own else text)
+        time.sleep(_SAME_MISTAKE_S if is_own else 0.0)
     else:
         time.sleep(_REPORT_S)
     return error.exit_code

@@ -14,7 +14,18 @@ from distmk.errors import Interrupted, OwnUsageError, RankLostError, UsageError
 
 pytestmark = pytest.mark.timeout(120)
 
-CHECK = [sys.executable, "-m", "distmk", "generate", "--model", "none", "--prompt", "x"]
+CHECK = [
+    sys.executable,
+    "-m",
+    "distmk",
+    "generate",
+    "--model",
+    "qwen3-8b",
+    "--load-format",
+    "dummy",
+    "--prompt-ids",
+    "1",
+]
 NO_KEY = "DISTMK_AUTHKEY must hold 32 hexadecimal digits or more"
 
 
