@@ -35,12 +35,12 @@ def lines(stderr: str) -> list[str]:
 
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
 def test_a_mistake_that_keeps_ranks_from_joining(launcher: str, runner: Runner) -> None:
-    """All ranks meet it, before they are connected."""
+    """All ranks meet it, before they are connected. Under MPI rank 0 waits for the others, and may be the last to say it."""
     start = under_torchrun(3) if launcher == "torchrun" else under_mpirun(3)
     done = runner.run(start(CHECK), {"DISTMK_AUTHKEY": "no key"})
     assert done.status != 0
-    (line,) = lines(done.stderr)
-    assert re.match(f"distmk: (rank [12]: )?{NO_KEY}", line)
+    assert 1 <= len(lines(done.stderr)) <= (1 if launcher == "torchrun" else 2), done.stderr
+    assert all(re.match(f"distmk: (rank [12]: )?{NO_KEY}", line) for line in lines(done.stderr))
 
 
 @pytest.mark.parametrize("late", [0, 1])
