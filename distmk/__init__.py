@@ -7,10 +7,10 @@ compares them with their oracles.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own takes milliseconds to import, in which Ctrl-C would show a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from distmk import tasks, testing
     from distmk.backends.target import Target, choose_target
     from distmk.bootstrap import connect
@@ -92,6 +92,8 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that `import distmk` costs nothing and needs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'distmk' has no attribute {name!r}")
+    import importlib
+
     home = _HOMES[name]
     module = importlib.import_module(f"distmk.{home}")
     return module if home.rpartition(".")[2] == name else getattr(module, name)

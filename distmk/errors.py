@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 
 class DistmkError(Exception):
@@ -19,7 +20,9 @@ class UsageError(DistmkError):
 
 
 class OwnUsageError(UsageError):
-    """A mistake that only this rank knows of, so it is the one that reports it."""
+    """A mistake that this rank has met without the others, so it is the one that reports it (or another of its host that met the
+    same).
+    """
 
 
 class ModelError(UsageError):
@@ -81,13 +84,18 @@ class WaitRecord:
 
 
 class HangError(DistmkError):
-    """A wait passed its deadline; `record` is the first stuck wait in program order."""
+    """A wait passed its deadline of `deadline_s` seconds; `record` is the first stuck wait in program order."""
 
     exit_code = 5
 
     def __init__(self, record: WaitRecord, deadline_s: float) -> None:
         super().__init__(f"no progress for {deadline_s:g} s: {record}")
         self.record = record
+        self.deadline_s = deadline_s
+
+    def __reduce__(self) -> tuple[type[HangError], tuple[WaitRecord, float], dict[str, Any]]:
+        # An exception is copied and unpickled by a call of its type with `args`, the text alone.
+        return type(self), (self.record, self.deadline_s), self.__dict__
 
 
 def shown(value: object, max_chars: int = 60) -> str:

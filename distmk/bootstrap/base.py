@@ -18,6 +18,7 @@ TIMEOUT_ENV = "DISTMK_BOOTSTRAP_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 300.0
 LINK_TIMEOUT_ENV = "DISTMK_LINK_TIMEOUT_S"
 DEFAULT_LINK_TIMEOUT_S = 10.0
+SILENCE_S = 10.0  # after which an idle rank that does not answer is taken for lost
 MOST_SECONDS = 1e6  # what the kernel's timers hold
 
 
@@ -145,6 +146,12 @@ class Bootstrap(abc.ABC):
     @property
     def loss(self) -> str | None:
         """A line that says which ranks are gone and why, once `lost_ranks` names some."""
+        return None
+
+    def silence(self) -> str | None:
+        """On rank 0, while the others wait for a command or take part in a launch, and asked about once a second or more often:
+        a line that names a rank that is gone, is stopped, or has not answered for SILENCE_S. Does not wait.
+        """
         return None
 
     def tell_abort(self, launch: int, reason: int) -> None:  # noqa: B027

@@ -16,7 +16,7 @@ from distmk.bootstrap.single import SingleBootstrap
 from distmk.bootstrap.slurm import connect_slurm
 from distmk.bootstrap.torchrun import StoreAddress, connect_store
 from distmk.env import whole
-from distmk.errors import UsageError, shown
+from distmk.errors import OwnUsageError, UsageError, shown
 from distmk.open_files import check_open_files
 from distmk.progress import leave_to_rank_0
 
@@ -57,9 +57,18 @@ def connect(
 
     `follower_argv` is the command of a follower, by default `python -m distmk.cli.worker_process`. `timeout_s` bounds every
     blocking call, by default DISTMK_BOOTSTRAP_TIMEOUT_S or 300 s. Raises UsageError as `detect` does or if the ranks cannot
-    be started or reached, RankLostError if a rank ends or does not join in time.
+    be started or reached (OwnUsageError, as other ranks do not know of it), RankLostError if a rank ends or does not join in
+    time.
     """
-    env = os.environ if env is None else env
+    try:
+        return _join(num_ranks, follower_argv, timeout_s, os.environ if env is None else env)
+    except UsageError as error:
+        raise OwnUsageError(str(error)) from None
+
+
+def _join(
+    num_ranks: int | None, follower_argv: Sequence[str] | None, timeout_s: float | None, env: Mapping[str, str]
+) -> Bootstrap:
     launch = read_launch(num_ranks, env)
     if timeout_s is None:
         timeout_s = read_timeout_s(env)
@@ -70,7 +79,7 @@ def connect(
     if bootstrap.rank:
         leave_to_rank_0()
     try:
-        _check_size(num_ranks, bootstrap.world_size, launch.launcher)
+        check_size(num_ranks, bootstrap.world_size, launch.launcher)
     except UsageError:
         bootstrap.close()
         raise
@@ -83,7 +92,7 @@ def _connect(
     if launch.kind == "mpi":
         return connect_mpi("mpi", launch.world_size, launch.local_rank, launch.local_size, timeout_s)
     if launch.kind == "single" or launch.world_size is None:
-        return SingleBootstrap(timeout_s)
+        return SingleBootstrap(timeout_s, launch.local_rank, launch.local_size)
     if launch.kind == "local":
         if launch.is_follower:
             return join_local(launch.rank, launch.world_size, env, timeout_s)
@@ -98,25 +107,46 @@ def _connect(
 
 
 def read_launch(num_ranks: int | None, env: Mapping[str, str]) -> Launch:
-    """Read this process's rank and launcher. The first launcher found has precedence. Raises UsageError as `detect` does."""
+    """Read this process's rank and launcher. The first launcher found has precedence. Raises UsageError as `detect` does.
+
+    A launcher of one process is none: it is often a container's default, and the ranks are then started from here. One rank
+    that is asked for is alone, whatever started the process, as in a program whose processes have a model each.
+    """
     if num_ranks is not None:
         num_ranks = parameter_checks.whole("the number of ranks", num_ranks, 1, MAX_RANKS, f"1 to {MAX_RANKS}")
-    for read in (_read_follower, _read_torch, _read_mpi, _read_slurm):
-        launch = read(env)
-        if launch is not None:
-            _check_size(num_ranks, launch.world_size, launch.launcher)
+    follower = _read_follower(env)
+    if num_ranks == 1 and follower is None:
+        return _alone(env)
+    for launch in (follower, *(read(env) for read in (_read_torch, _read_mpi, _read_slurm) if follower is None)):
+        if launch is not None and launch.world_size != 1:
+            check_size(num_ranks, launch.world_size, launch.launcher)
             return launch
     if num_ranks is not None and num_ranks > 1:
         return Launch("local", "--ranks", 0, num_ranks)
     return Launch("single", "no launcher", 0, 1)
 
 
-def _check_size(num_ranks: int | None, world_size: int | None, launcher: str) -> None:
+def _alone(env: Mapping[str, str]) -> Launch:
+    """One rank, which shares its host with the other processes of the launcher, if there is one: it has its own GPU and cores."""
+    try:
+        found = read_launch(None, env)
+    except UsageError:  # what is wrong with the variables does not matter here
+        return Launch("single", "no launcher", 0, 1)
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if found.local_rank is None or found.local_size is None:
+        return Launch("single", found.launcher, 0, 1)
+    if visible is not None and len(visible.split(",")) < found.local_size:  # each process is given GPUs of its own
+        return Launch("single", found.launcher, 0, 1)
+    return Launch("single", found.launcher, 0, 1, found.local_rank, found.local_size)
+
+
+def check_size(num_ranks: int | None, world_size: int | None, launcher: str) -> None:
+    """UsageError: another number of ranks was asked for than were started."""
     if num_ranks is not None and world_size is not None and num_ranks != world_size:
         started = "1 rank" if world_size == 1 else f"{world_size} ranks"
         raise UsageError(
-            f"--ranks {num_ranks} was given, but {launcher} started {started}; "
-            "leave --ranks out under a launcher, or give the same number"
+            f"--ranks {num_ranks} was given, but {launcher} started {started}; leave --ranks (tensor_parallel_size) out "
+            "under a launcher, give the same number, or in a script tensor_parallel_size=1 for a model in each process"
         )
 
 
@@ -139,8 +169,8 @@ def _read_torch(env: Mapping[str, str]) -> Launch | None:
     missing = [name for name in names if not env.get(name)]
     if missing:
         given = [name for name in names if name not in missing]
-        # Scripts under mpirun or srun often set some of these for other programs.
-        if (_read_mpi(env) or _read_slurm(env)) is not None:
+        # Scripts under mpirun or srun often set some of these for other programs, and containers set a size of 1.
+        if env.get("WORLD_SIZE") == "1" or (_read_mpi(env) or _read_slurm(env)) is not None:
             return None
         raise UsageError(
             f"{', '.join(given) or 'RANK'} set without {', '.join(missing)}: "
@@ -191,12 +221,10 @@ def _in_slurm_step(env: Mapping[str, str]) -> bool:
 
 def _read_slurm(env: Mapping[str, str]) -> Launch | None:
     # The script of sbatch and the shell of salloc have SLURM_PROCID and SLURM_NTASKS too, for tasks that could be started.
-    # Only srun sets the variables of a step, and a step of one task is no launch of several ranks.
+    # Only srun sets the variables of a step.
     if not _in_slurm_step(env):
         return None
     rank, world_size = _read_rank_and_size(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    if world_size == 1:
-        return None
     local_rank = _read_int(env, "SLURM_LOCALID") if "SLURM_LOCALID" in env else None
     local_size = world_size if env.get("SLURM_STEP_NUM_NODES") == "1" else None
     return Launch("slurm", "srun", rank, world_size, local_rank, local_size)

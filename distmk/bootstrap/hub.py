@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from distmk.bootstrap.base import name_ranks
+from distmk.bootstrap.base import SILENCE_S, name_ranks
 from distmk.bootstrap.link import TICK_S, wait
 from distmk.bootstrap.messages import pack, unpack
-from distmk.bootstrap.news import MEET, Loss
+from distmk.bootstrap.news import ASK, MEET, Loss
 from distmk.bootstrap.star import BROADCAST, CLOSE, COMMAND, GATHER, LEAVING, Star
 from distmk.interrupts import check_patience
+
+_ASK_S = 1.0  # between two questions whether the others are there
+_STOPPED_S = 2.0  # of silence, after which the launcher is asked whether a process is stopped
 
 
 class StarHub(Star):
     """Rank 0 of a star, with a link to each other rank."""
+
+    _asked_s = -math.inf
+    _silent_s: Mapping[int, float] = MappingProxyType({})  # how long each rank has not answered
 
     def allgather(self, payload: bytes) -> list[bytes]:
         self._check_usable()
@@ -47,6 +56,29 @@ class StarHub(Star):
         del self._news.met[place]
         self._tell(MEET, place.encode())
         return True
+
+    def silence(self) -> str | None:
+        self._listen()
+        if self.loss is not None:
+            return self.loss
+        now_s = time.monotonic()
+        past_s = now_s - self._asked_s
+        if past_s < _ASK_S:
+            return None
+        # After a longer time this process itself was stopped or busy, and the others have not been asked.
+        counts_s = past_s if past_s < 2 * _ASK_S else -math.inf
+        late = [rank for rank in self._links if rank not in self._news.answered]
+        self._silent_s = {rank: max(0.0, self._silent_s.get(rank, 0.0) + counts_s) for rank in late}
+        self._news.answered.clear()
+        self._asked_s = now_s
+        self._tell(ASK, b"")
+        return next(filter(None, map(self._describe_silence, self._silent_s)), None)
+
+    def _describe_silence(self, rank: int) -> str | None:
+        silent_s = self._silent_s[rank]
+        if silent_s >= _STOPPED_S and (text := self._launcher.describe_stop(rank)):
+            return text
+        return f"rank {rank} has not answered for {silent_s:.0f} s; is it stopped?" if silent_s >= SILENCE_S else None
 
     def _announce_close(self) -> None:
         self._tell(CLOSE, b"")

@@ -58,7 +58,7 @@ def check_key(member: Member, is_private: bool, hosts: Sequence[str], env: Mappi
     key = read_authkey(env)
     may_do_without = is_private or bool(env.get(UNAUTHENTICATED_ENV)) or not member.is_spread
     if key is None and not may_do_without and not is_one_host(member, hosts):
-        raise no_key_error(member.rank)
+        raise no_key_error()
     return key
 
 
@@ -80,9 +80,9 @@ def public_key() -> bytes:
     return hashlib.sha256(b"distmk without a secret").digest()
 
 
-def no_key_error(rank: int) -> UsageError:
+def no_key_error() -> UsageError:
     """The error of a rank on several hosts without a key."""
     return UsageError(
-        f"rank {rank}: ranks on several hosts need a key, so that no stranger joins them; give every rank the same "
+        f"ranks on several hosts need a key, so that no stranger joins them; give every rank the same "
         f"{AUTHKEY_ENV}, made by {MAKE_KEY}, or {AUTHKEY_FILE_ENV} (launch/README.md, Who may join)"
     )

@@ -17,6 +17,8 @@ from distmk.errors import DistmkError
 LOST = b"x"  # ranks are lost; the payload says which, and why
 ABORT = b"a"  # a launch is given up
 MEET = b"m"  # a rank has reached a meeting place; from rank 0: all have
+ASK = b"?"  # rank 0 asks whether a rank is there
+ANSWER = b"!"  # it is
 
 # A connection that ended so was not closed: the other host, or the network to it, does not answer.
 UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
@@ -46,6 +48,7 @@ class News:
     loss: Loss | None = None
     aborts: dict[int, int] = field(default_factory=dict)  # reason, by the number of the launch
     met: dict[str, set[int]] = field(default_factory=dict)  # ranks, by the name of the meeting place
+    answered: set[int] = field(default_factory=set)  # ranks, since rank 0 asked
 
     def take(self, tag: bytes, payload: bytes, rank: int) -> bool:
         """Take in a frame of `rank`; False if it belongs to a collective call. DistmkError: it is malformed."""
@@ -57,6 +60,8 @@ class News:
             self.aborts.setdefault(launch, reason)
         elif tag == MEET:
             self.met.setdefault(payload.decode(errors="replace"), set()).add(rank)
+        elif tag == ANSWER:
+            self.answered.add(rank)
         else:
             return False
         return True

@@ -191,7 +191,7 @@ def _become_spoke(
     if key is None and way.hosts and env.get(UNAUTHENTICATED_ENV):
         key = public_key()
     if key is None:
-        raise no_key_error(member.rank)
+        raise no_key_error()
     link = reach(way.hosts, way.port, member.rank, key, timeout_s)
     return StarSpoke(member, {0: link}, key, timeout_s, launcher)
 

@@ -8,10 +8,10 @@ from distmk.bootstrap.base import Bootstrap, Member
 
 
 class SingleBootstrap(Bootstrap):
-    """The only rank of its job."""
+    """The only rank of its job. Other jobs may share its host: `local_rank` and `local_size` count one rank of each."""
 
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(Member("single", 0, 1), timeout_s)
+    def __init__(self, timeout_s: float, local_rank: int | None = None, local_size: int | None = None) -> None:
+        super().__init__(Member("single", 0, 1, local_rank, local_size), timeout_s)
         self.hostnames = [socket.gethostname()]
 
     def allgather(self, payload: bytes) -> list[bytes]:

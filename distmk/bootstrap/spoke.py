@@ -7,7 +7,7 @@ import time
 
 from distmk.bootstrap.link import TICK_S, wait
 from distmk.bootstrap.messages import unpack
-from distmk.bootstrap.news import MEET, Loss
+from distmk.bootstrap.news import ANSWER, ASK, MEET, Loss
 from distmk.bootstrap.star import BROADCAST, CLOSE, COMMAND, GATHER, Star
 from distmk.errors import JobClosedError
 
@@ -53,6 +53,13 @@ class StarSpoke(Star):
                 return 0 in self._news.met.pop(place, set())
             wait(self.links(), TICK_S)
         del self._news.met[place]
+        return True
+
+    def _take(self, rank: int, tag: bytes, payload: bytes) -> bool:
+        if tag != ASK:
+            return super()._take(rank, tag, payload)
+        with contextlib.suppress(OSError):
+            self._links[0].post(ANSWER, b"")
         return True
 
     def _expect(self, wanted: bytes) -> bytes:

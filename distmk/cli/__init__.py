@@ -34,6 +34,8 @@ def _run(argv: Sequence[str] | None) -> int:
         if launcher_rank() == 0:
             require_stdout()
     run: Callable[[argparse.Namespace], int] = arguments.run
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # until here it ended the process at once (`__main__`)
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         return run(arguments)

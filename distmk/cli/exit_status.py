@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from distmk.cli import siblings
 from distmk.cli.together import launcher_rank
 from distmk.console import tell
 from distmk.errors import BrokenOutputError, DistmkError, Interrupted, OwnUsageError, RankLostError, one_line
 from distmk.interrupts import signals_to
+
+_REPORT_S = 0.5
+"""A rank that reports nothing waits so long before it ends: once one has ended, launchers end the others, rank 0 among them."""
+
+_SAME_MISTAKE_S = 2.0
+"""Within this time the ranks of a host meet a mistake that all of them make."""
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
@@ -25,22 +33,36 @@ def status_of(run: Callable[[], int | None]) -> int:
     """What `run` returns (None: 0), or the exit status of its error, which is reported."""
     try:
         return run() or 0
-    except KeyboardInterrupt:
-        error: DistmkError = Interrupted("interrupted")
+    except KeyboardInterrupt as interrupt:
+        error = _on_its_way(interrupt) or Interrupted("interrupted")
     except DistmkError as caught:
         error = caught
     with signals_to(signal.SIG_IGN):  # launchers send one to the ranks that are left when one has died
         return report(error)
 
 
+def _on_its_way(interrupt: KeyboardInterrupt) -> DistmkError | None:
+    """The error that a launcher's signal to end came upon, once another rank had ended for it."""
+    before = interrupt.__context__
+    return before if isinstance(before, DistmkError) else None
+
+
 def report(error: DistmkError) -> int:
-    """Say what went wrong; returns the exit status."""
+    """Say what went wrong; returns the exit status.
+
+    Rank 0 reports an error that all ranks share, and every rank that noticed a lost rank reports that. A mistake that a rank
+    meets without the others, it reports itself; where several ranks of a host meet the same one, the first of them does.
+    """
     if isinstance(error, BrokenOutputError):
         return error.exit_code
-    # Rank 0 reports an error that all ranks share; every rank that noticed a lost rank reports that.
     rank, text = launcher_rank(), one_line(error) if error.exit_code == 2 else str(error)
-    if rank and isinstance(error, OwnUsageError):
-        tell(f"rank {rank}: {text}")
-    elif rank == 0 or isinstance(error, RankLostError):
+    if not siblings.may_exist():
         tell(text)
+    elif rank == 0 or isinstance(error, OwnUsageError | RankLostError):
+        is_own = isinstance(error, OwnUsageError)
+        if error.exit_code != 2 or siblings.is_first_to_say(text):
+            tell(f"rank {rank}: {text}" if rank and is_own else text)
+        time.sleep(_SAME_MISTAKE_S if is_own else 0.0)
+    else:
+        time.sleep(_REPORT_S)
     return error.exit_code

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distmk.backends.defaults import BACKENDS
+from distmk.cli.together import require_one_job
 from distmk.serving.absent_parameters import ENGINE, refusal
 from distmk.serving.engine import EngineArgs
 
@@ -144,6 +145,7 @@ def add_absent_options(parser: argparse.ArgumentParser) -> None:
 
 def engine_args(arguments: argparse.Namespace, trace_iterations: int = 0) -> EngineArgs:
     """The engine's arguments, from both groups of options. UsageError: one of them is out of range."""
+    require_one_job(arguments.ranks)
     return EngineArgs(
         model=arguments.model,
         tokenizer=arguments.tokenizer,

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 
 from distmk.bootstrap import agree, connect, detect
-from distmk.bootstrap.detect import read_launch
-from distmk.errors import DistmkError, UsageError
+from distmk.bootstrap.detect import check_size, read_launch
+from distmk.errors import DistmkError, OwnUsageError, UsageError
 
 _RANK_ENVS = ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
@@ -16,21 +16,40 @@ _RANK_ENVS = ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_R
 @contextlib.contextmanager
 def refusing_together() -> Iterator[None]:
     """Raise a UsageError of any rank on all ranks of a launcher: if one rank just left, the launcher would end the others
-    before rank 0 could report the reason.
+    before rank 0 could report the reason. OwnUsageError: the ranks do not come together, so that this one reports it.
     """
     try:
         yield
     except UsageError as error:
-        refusal = error
-
-        def refuse() -> None:
-            raise refusal
-
-        with contextlib.suppress(DistmkError):
-            if detect() not in ("single", "local"):
-                with connect() as bootstrap:
-                    agree(bootstrap, refuse)
+        if not _is_shared(error):
+            raise OwnUsageError(str(error)) from None
         raise
+
+
+def _is_shared(refusal: UsageError) -> bool:
+    """Raise `refusal` on all ranks, once they have come together. False: they have not."""
+
+    def refuse() -> None:
+        raise refusal
+
+    try:
+        if detect() in ("single", "local"):
+            return True
+        with connect() as bootstrap:
+            try:
+                agree(bootstrap, refuse)
+            except UsageError:
+                return bootstrap.loss is None
+    except DistmkError:
+        pass
+    return False
+
+
+def require_one_job(num_ranks: int | None) -> None:
+    """UsageError: a launcher started several ranks, each of which is asked for a job of its own; their outputs would mix."""
+    if num_ranks == 1:
+        launch = read_launch(None, os.environ)
+        check_size(num_ranks, launch.world_size, launch.launcher)
 
 
 def launcher_rank() -> int:

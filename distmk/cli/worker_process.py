@@ -6,7 +6,7 @@ import sys
 
 from distmk.bootstrap import Bootstrap, connect, setup_follower
 from distmk.console import discard_unwritten, occupy_closed_descriptors, tell
-from distmk.errors import DistmkError, JobClosedError, RankLostError
+from distmk.errors import DistmkError, JobClosedError, OwnUsageError, RankLostError, one_line
 from distmk.serving.commands import serve
 
 
@@ -21,6 +21,9 @@ def main() -> int:
         return error.exit_code
     except RankLostError as error:  # of rank 0, or before this rank had joined it
         tell(str(error))
+        return error.exit_code
+    except OwnUsageError as error:  # which keeps this rank from joining
+        tell(one_line(error))
         return error.exit_code
     except DistmkError as error:
         return error.exit_code

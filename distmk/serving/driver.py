@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from distmk.errors import DistmkError, Interrupted
+from distmk.errors import DistmkError, Interrupted, RankLostError
 from distmk.gc_pause import FrozenHeap
 from distmk.interrupts import deferred
 from distmk.serving.commands import command
@@ -150,6 +150,7 @@ class Driver:
                         self._queue.take(item)
                     return item
                 self._changed.wait(_IDLE_POLL_S)
+                self._look_at_others()
         return None
 
     def _refuse(self) -> None:
@@ -208,6 +209,7 @@ class Driver:
             self._rest()
             if self._idles(feed):
                 self._changed.wait(_IDLE_POLL_S)
+                self._look_at_others()
             else:
                 feed.finish()
 
@@ -215,6 +217,11 @@ class Driver:
         """There is no request to serve."""
         self._pace.rest()
         self._heap.idle()
+
+    def _look_at_others(self) -> None:
+        """While nothing is to be done: a rank that is gone, or does not answer, is an error of the engine."""
+        if self._leads and self._error is None and (silence := self._engine.bootstrap.silence()):
+            self._error = RankLostError(silence)
 
     def _idles(self, feed: Feed) -> bool:
         """Whether a launch without requests waits for further ones."""

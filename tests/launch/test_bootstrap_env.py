@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distmk.bootstrap import detect
+from distmk.bootstrap import connect, detect
 from distmk.bootstrap.agreement import _describe, _rebuild
 from distmk.bootstrap.base import read_timeout_s
 from distmk.bootstrap.detect import read_launch
@@ -52,6 +52,18 @@ SBATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
         (3, SRUN_OF_ONE, "local"),
         (None, SBATCH, "single"),
         (4, SBATCH, "local"),
+        # a launcher of one process, as in a container
+        (None, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "single"),
+        (2, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "local"),
+        (2, {"WORLD_SIZE": "1"}, "local"),
+        (2, {"RANK": "0", "WORLD_SIZE": "1"}, "local"),
+        (2, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"}, "local"),
+        (2, {"PMI_RANK": "0", "PMI_SIZE": "1"}, "local"),
+        (None, OMPI | {"RANK": "0", "WORLD_SIZE": "1"}, "mpi"),
+        # a job of one rank in each process
+        *((1, env, "single") for env in (TORCH, OMPI, HYDRA, SRUN, {"PMIX_RANK": "3"})),
+        (1, {"RANK": "1", "WORLD_SIZE": "4"}, "single"),
+        (1, {"RANK": "4", "WORLD_SIZE": "4"}, "single"),
         # variables left over from other programs
         (None, OMPI | {"RANK": "0"}, "mpi"),
         (None, {"MASTER_ADDR": "a", "MASTER_PORT": "1"}, "single"),
@@ -77,6 +89,24 @@ def test_local_rank_and_size(env: dict[str, str], local: tuple[int | None, int |
     """As the launcher gives them; if all ranks are known to be on one host, rank 0 listens on loopback only."""
     launch = read_launch(None, env)
     assert (launch.local_rank, launch.local_size) == local
+
+
+@pytest.mark.parametrize(
+    ("env", "local"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "4"}, (0, 1)),
+        (TORCH | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (1, 2)),
+        (TORCH | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "4,5"}, (1, 2)),
+        (TORCH | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "5"}, (0, 1)),
+        (OMPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, (1, 3)),
+        ({}, (0, 1)),
+    ],
+)
+def test_place_of_a_rank_that_is_alone(env: dict[str, str], local: tuple[int, int]) -> None:
+    """Its share of the host: its GPU, and its part of the cores."""
+    with connect(1, env=env) as bootstrap:
+        assert (bootstrap.kind, bootstrap.rank, bootstrap.world_size) == ("single", 0, 1)
+        assert (bootstrap.local_rank, bootstrap.local_size) == local
 
 
 def test_detect_reads_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

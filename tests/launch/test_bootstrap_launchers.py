@@ -96,8 +96,8 @@ def test_mpirun_and_other_number_of_ranks(job: Job) -> None:
     done = job.run("exchange", 2, mpirun())
     assert done.status != 0
     assert job.notes()["error0"]["text"] == (
-        "--ranks 2 was given, but the MPI launcher started 3 ranks; "
-        "leave --ranks out under a launcher, or give the same number"
+        "--ranks 2 was given, but the MPI launcher started 3 ranks; leave --ranks (tensor_parallel_size) out under a "
+        "launcher, give the same number, or in a script tensor_parallel_size=1 for a model in each process"
     )
 
 

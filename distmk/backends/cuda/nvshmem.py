@@ -37,7 +37,7 @@ class SymmetricHeap:
         # Ranks that share a GPU under MPS divide its SMs by having fewer workers, not by a limit of MPS.
         os.environ["NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "1"
         os.environ["NVSHMEM_SYMMETRIC_SIZE"] = str(num_bytes + SPARE_BYTES)
-        if bootstrap.local_size == bootstrap.world_size:
+        if bootstrap.local_size >= bootstrap.world_size:  # more: other jobs of one rank are there too
             # NVSHMEM's bootstrap authenticates nobody: on one host it stays off the network.
             os.environ.setdefault("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "lo")
         agree(bootstrap, lambda: check_hosts_connected(bootstrap.hostnames))

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distmk.errors import UsageError, one_line, shown
+from distmk.errors import UsageError, shown
+from distmk.serving.chat import template_processes
 from distmk.serving.chat.files import ChatFiles, check_template_size, read_chat_files
 from distmk.serving.chat.messages import ChatPrompt, read_messages
 from distmk.serving.chat.plain_values import plain
+from distmk.serving.chat.template_frames import Outcome
 from distmk.serving.tokenizer import Tokenizer
 from distmk.weights.checkpoint import ModelFiles
 
@@ -107,29 +109,18 @@ class ChatRenderer:
 
 
 def _render(name: str, source: str, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-    from distmk.serving.chat import content, sandbox  # jinja2 is needed for conversations only
-
-    try:
-        template = sandbox.compile_template(source)
-    except Exception as error:
-        line = f" at line {error.lineno}" if hasattr(error, "lineno") else ""
-        raise UsageError(f"{name} is not valid{line}: {_described(error)}") from None
-    problem = ""
-    for form in content.without_content([template.content.fit(message) for message in messages]):
-        try:
-            return sandbox.render(template, {**variables, "messages": form})
-        except sandbox.RefusalError as error:
-            raise UsageError(f"{name} refuses the conversation: {one_line(error)}") from None
-        except sandbox.LimitError as error:
-            raise UsageError(f"{name} was stopped: {error}; give another one as chat_template") from None
-        except Exception as error:  # a template may raise anything
-            problem = problem or _described(error)
-    raise UsageError(f"{name} does not fit the conversation: {problem}")
-
-
-def _described(error: Exception) -> str:
-    text = one_line(error)
-    return f"{type(error).__name__}{': ' if text else ''}{text[:300]}"
+    answer = template_processes.render(source, messages, variables)
+    match answer.outcome:
+        case Outcome.TEXT:
+            return answer.text
+        case Outcome.INVALID:
+            raise UsageError(f"{name} is not valid{answer.text}")
+        case Outcome.REFUSED:
+            raise UsageError(f"{name} refuses the conversation: {answer.text}")
+        case Outcome.STOPPED:
+            raise UsageError(f"{name} was stopped: {answer.text}; give another one as chat_template")
+        case Outcome.MISFIT:
+            raise UsageError(f"{name} does not fit the conversation: {answer.text}")
 
 
 def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
