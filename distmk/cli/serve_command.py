@@ -37,9 +37,6 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--port", type=int, default=8000, help="default 8000; 0: any that is free")
     parser.add_argument(
-        "--served-model-name", metavar="NAME", help="the model's name in the API (default: that of its file)"
-    )
-    parser.add_argument(
         "--trust-request-chat-template",
         action="store_true",
         help="take chat templates of requests (chat_template) instead of the model's",
