@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 4602613750114546419ull;
+constexpr uint64_t ABI_HASH = 9080549679068480705ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -40,7 +40,6 @@ constexpr uint32_t MAX_LOGPROBS = 20u;
 constexpr uint32_t MAX_BIASES = 300u;
 constexpr uint32_t MAX_BANNED = 84u;
 constexpr uint32_t TOKENS_PER_SEGMENT = 1024u;
-constexpr uint32_t MAX_SEGMENTS = 1024u;
 constexpr uint32_t COUNT_IN_PROMPT = 2147483648u;
 constexpr uint32_t MARK_STEP_NS = 32u;
 constexpr uint32_t MARKED_TASKS = 64u;

@@ -10,7 +10,6 @@ MAX_LOGPROBS = 20  # tokens that are reported beside the chosen one
 MAX_BIASES = 300  # of a request
 MAX_BANNED = 84  # end and stop tokens of a request that has a minimum length
 TOKENS_PER_SEGMENT = 1024  # of a row of logits, which is divided into segments
-MAX_SEGMENTS = 1024
 COUNT_IN_PROMPT = 1 << 31  # bit of a token's count: it is in the prompt; the others count it in the output
 
 
