@@ -72,7 +72,8 @@ class EngineArgs:
     time. `gpu_memory_utilization`: share of a device's memory, or of a host's on the host twin, that all its ranks may take;
     what weights leave of it becomes KV cache. `max_num_batched_tokens`: tokens that an iteration carries at most, of prompts
     and of sequences that decode; None: as many as it can. `num_gpu_blocks_override`: pages of the KV cache, instead.
-    `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed. UsageError: a value is out
+    `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed. `deterministic`: the
+    arithmetic of a request depends on no other request (`DecodeOptions.deterministic`). UsageError: a value is out
     of range.
     """
 
@@ -85,6 +86,7 @@ class EngineArgs:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     deadline_s: float | None = None
+    deterministic: bool = False
     keep_logits: bool = False
     trace_iterations: int = 0
     num_schedulers: int | None = None
@@ -111,6 +113,7 @@ class EngineArgs:
                 "trace_iterations", self.trace_iterations, 0, _MOST_TRACED, f"0 (no trace) to {_MOST_TRACED}"
             ),
             "seed": whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits"),
+            "deterministic": flag("deterministic", self.deterministic),
             "keep_logits": flag("keep_logits", self.keep_logits),
             "enable_prefix_caching": flag("enable_prefix_caching", self.enable_prefix_caching),
         }
@@ -206,6 +209,7 @@ class Engine:
             num_schedulers=self.args.num_schedulers,
             max_seqs=choose_max_seqs(self.args.max_num_seqs, turns, self.backend_name),
             max_model_len=self.max_model_len,
+            deterministic=self.args.deterministic,
             keep_logits=self.args.keep_logits,
             loopback=env.loopback(),
             turns=turns.rows,
@@ -220,6 +224,7 @@ class Engine:
             self.bootstrap,
             is_traced=self.args.trace_iterations > 0,
             schedulers_apart=self.args.num_schedulers is not None,
+            deterministic=self.args.deterministic,
             num_hosts=len(self.host_sizes),
         )
 
