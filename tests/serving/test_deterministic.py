@@ -37,7 +37,7 @@ class Load:
         return self.longest + self.max_tokens
 
     def work(self, rng: np.random.Generator) -> list[Work]:
-        """Half of the prompts begin alike; the others report the log probabilities of their tokens, so that all of it is computed.
+        """Half of the prompts begin alike; the others report the log probabilities of their tokens, and are computed in full.
         Parameters are drawn at random, every one with a seed.
         """
         common = random_ids(rng, self.longest // 2)
@@ -86,7 +86,11 @@ def test_company_changes_no_bit(tmp_path: Path, rng: np.random.Generator, backen
     config = tiny_config(hidden_size=192, num_heads=6, num_kv_heads=3, head_dim=32)
     model = str(write_config(config, tmp_path / "config.json"))
     options: dict[str, Any] = {"backend": backend, "tensor_parallel_size": num_ranks, "load_format": "dummy"}
-    options |= {"deterministic": True, "max_model_len": load.max_model_len, "num_workers": None if backend == "cuda" else 2}
+    options |= {
+        "deterministic": True,
+        "max_model_len": load.max_model_len,
+        "num_workers": None if backend == "cuda" else 2,
+    }
     work = load.work(rng)
     with LLM(model, enable_prefix_caching=False, **options) as llm:
         alone = [bits(llm.generate([prompt], params)[0]) for prompt, params in work]
