@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 9080549679068480705ull;
+constexpr uint64_t ABI_HASH = 13549032332046072791ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -64,7 +64,7 @@ enum class Mark : uint32_t { TASK = 0, TIME = 1, ENTERED = 2, PREPARED = 3, INPU
 
 enum class RowSample : uint32_t { NONE = 0, GREEDY = 1, DRAW = 2, SCORE = 3 };
 
-enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2 };
+enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2, SEEDED = 4 };
 
 struct Wait {
   uint32_t event;
@@ -379,14 +379,16 @@ struct Sequence {
   int32_t last_token;
   uint32_t num_put_pages;
   uint32_t admission;
+  uint32_t wide_end;
 };
-static_assert(sizeof(Sequence) == 24);
+static_assert(sizeof(Sequence) == 28);
 static_assert(offsetof(Sequence, request) == 0);
 static_assert(offsetof(Sequence, position) == 4);
 static_assert(offsetof(Sequence, prompt_len) == 8);
 static_assert(offsetof(Sequence, last_token) == 12);
 static_assert(offsetof(Sequence, num_put_pages) == 16);
 static_assert(offsetof(Sequence, admission) == 20);
+static_assert(offsetof(Sequence, wide_end) == 24);
 
 struct BatcherState {
   uint32_t num_free_pages;
@@ -398,7 +400,7 @@ struct BatcherState {
   uint8_t tokens_taken;
   uint8_t last_rows;
   uint8_t end_slot;
-  uint8_t pad;
+  uint8_t num_kept;
   uint64_t num_commands;
   uint64_t num_admitted;
   uint64_t num_published;
@@ -407,7 +409,7 @@ struct BatcherState {
   uint64_t beat_ns;
   Sequence slots[16];
 };
-static_assert(sizeof(BatcherState) == 448);
+static_assert(sizeof(BatcherState) == 512);
 static_assert(offsetof(BatcherState, num_free_pages) == 0);
 static_assert(offsetof(BatcherState, num_admissions) == 4);
 static_assert(offsetof(BatcherState, num_running) == 8);
@@ -417,7 +419,7 @@ static_assert(offsetof(BatcherState, pages_changed) == 11);
 static_assert(offsetof(BatcherState, tokens_taken) == 12);
 static_assert(offsetof(BatcherState, last_rows) == 13);
 static_assert(offsetof(BatcherState, end_slot) == 14);
-static_assert(offsetof(BatcherState, pad) == 15);
+static_assert(offsetof(BatcherState, num_kept) == 15);
 static_assert(offsetof(BatcherState, num_commands) == 16);
 static_assert(offsetof(BatcherState, num_admitted) == 24);
 static_assert(offsetof(BatcherState, num_published) == 32);

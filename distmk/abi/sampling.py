@@ -23,10 +23,11 @@ class RowSample(enum.IntEnum):
 
 
 class SamplingFlag(enum.IntEnum):
-    """Bits of `SlotSampling.flags`: parts of the sampling that read a table."""
+    """Bits of `SlotSampling.flags`: the first two are parts of the sampling that read a table."""
 
     PENALTIES = 1  # one of the three penalties is in use
     MASK = 2  # only tokens whose bit is set in the slot's row of the mask are allowed
+    SEEDED = 4  # the request has a seed: the rows of its sequence keep to a program (`Sequence.wide_end`)
 
 
 class SlotSampling(ctypes.Structure):

@@ -117,7 +117,7 @@ class DecodeOptions:
 
     @property
     def fixed_split_len(self) -> int:
-        """Positions of every split with `deterministic`: the least from `min_split` on that `max_splits` splits cover a sequence."""
+        """Positions of each split with `deterministic`: `min_split`, or more if `max_splits` of these do not cover a sequence."""
         least = max(self.min_split, -(-self.max_model_len // self.max_splits))
         return -(-least // KV_TILE) * KV_TILE
 

@@ -48,6 +48,7 @@ def pack_sampling(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[SlotS
     """
     biases, banned = biases_of(params, eos_ids)
     repetition, presence, frequency = penalties_of(params)
+    penalizes = penalties_of(params) != NO_PENALTIES
     slot = SlotSampling(
         seed=int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed % (1 << 64),
         temperature=params.temperature,
@@ -62,6 +63,6 @@ def pack_sampling(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[SlotS
         num_banned=len(banned),
         num_logprobs=-1 if params.logprobs is None else params.logprobs,
         num_prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
-        flags=SamplingFlag.PENALTIES if penalties_of(params) != NO_PENALTIES else 0,
+        flags=SamplingFlag.PENALTIES * penalizes | SamplingFlag.SEEDED * (params.seed is not None),
     )
     return slot, [Bias(token, value) for token, value in [*biases.items(), *((token, 0.0) for token in banned)]]

@@ -152,8 +152,11 @@ class AttentionShape:
         return 0 if self.fixed_splits else max(1, self.num_workers // self.num_kv)
 
     def has_long_splits(self, max_model_len: int, max_seqs: int) -> bool:
-        """Whether a split may have more than POSITIONS_PER_PASS positions. Fixed ones never stream: that adds in another order."""
-        return not self.fixed_splits and most_seen(max_model_len, self.window) > fewest_splits(self, max_seqs) * POSITIONS_PER_PASS
+        """Whether splits may have more than POSITIONS_PER_PASS positions, and are streamed. Fixed ones never are, as a streamed split
+        is added up in another order.
+        """
+        longest = fewest_splits(self, max_seqs) * POSITIONS_PER_PASS
+        return not self.fixed_splits and most_seen(max_model_len, self.window) > longest
 
     @property
     def fused_combine_len(self) -> int:
