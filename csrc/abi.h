@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 13549032332046072791ull;
+constexpr uint64_t ABI_HASH = 10149317000224228635ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -379,16 +379,14 @@ struct Sequence {
   int32_t last_token;
   uint32_t num_put_pages;
   uint32_t admission;
-  uint32_t wide_end;
 };
-static_assert(sizeof(Sequence) == 28);
+static_assert(sizeof(Sequence) == 24);
 static_assert(offsetof(Sequence, request) == 0);
 static_assert(offsetof(Sequence, position) == 4);
 static_assert(offsetof(Sequence, prompt_len) == 8);
 static_assert(offsetof(Sequence, last_token) == 12);
 static_assert(offsetof(Sequence, num_put_pages) == 16);
 static_assert(offsetof(Sequence, admission) == 20);
-static_assert(offsetof(Sequence, wide_end) == 24);
 
 struct BatcherState {
   uint32_t num_free_pages;
@@ -400,7 +398,7 @@ struct BatcherState {
   uint8_t tokens_taken;
   uint8_t last_rows;
   uint8_t end_slot;
-  uint8_t num_kept;
+  uint8_t num_seeded;
   uint64_t num_commands;
   uint64_t num_admitted;
   uint64_t num_published;
@@ -409,7 +407,7 @@ struct BatcherState {
   uint64_t beat_ns;
   Sequence slots[16];
 };
-static_assert(sizeof(BatcherState) == 512);
+static_assert(sizeof(BatcherState) == 448);
 static_assert(offsetof(BatcherState, num_free_pages) == 0);
 static_assert(offsetof(BatcherState, num_admissions) == 4);
 static_assert(offsetof(BatcherState, num_running) == 8);
@@ -419,7 +417,7 @@ static_assert(offsetof(BatcherState, pages_changed) == 11);
 static_assert(offsetof(BatcherState, tokens_taken) == 12);
 static_assert(offsetof(BatcherState, last_rows) == 13);
 static_assert(offsetof(BatcherState, end_slot) == 14);
-static_assert(offsetof(BatcherState, num_kept) == 15);
+static_assert(offsetof(BatcherState, num_seeded) == 15);
 static_assert(offsetof(BatcherState, num_commands) == 16);
 static_assert(offsetof(BatcherState, num_admitted) == 24);
 static_assert(offsetof(BatcherState, num_published) == 32);

@@ -24,15 +24,12 @@ class BatchBuilder {
   // The program that the next iteration is for. If each of two has rows that no other may compute, they alternate.
   DISTMK_FN uint32_t choose_program() {
     const uint32_t own = turns_.own(), wanted = turns_.program_for(num_wanted_rows());
-    keeps_ = state_.num_kept && turns_.may_change() && kept_rows_fit();
+    keeps_ = sequences_.any_kept() && turns_.may_change() && kept_rows_fit();
     if (!keeps_) return wanted;
-    bool has_own = wanted == own, has_other = !has_own;
+    bool has_other = wanted != own;
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
-      const Sequence& sequence = sequences_[slot];
-      if (sequence.request < 0 || !keeps_program(sequence)) continue;
-      (is_for(own, sequence) ? has_own : has_other) = true;
-    }
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot)
+      has_other |= sequences_.is_kept(slot) && !is_for(own, slot);
     return has_other ? 1 - own : own;
   }
 
@@ -50,16 +47,16 @@ class BatchBuilder {
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < end; ++slot) {
       const Sequence& sequence = sequences_[slot];
-      num_reading += sequence.request >= 0 && !is_decoding(sequence) && is_for(program, sequence);
+      num_reading += sequence.request >= 0 && !is_decoding(sequence) && is_for(program, slot);
     }
     const uint32_t first_slot = state_.first_slot < end ? state_.first_slot : 0;
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; num_reading && num_rows_ < max_rows; ++i) {
       const uint32_t slot = first_slot + i < end ? first_slot + i : first_slot + i - end;
       const Sequence& sequence = sequences_[slot];
-      if (sequence.request < 0 || is_decoding(sequence) || !is_for(program, sequence)) continue;
+      if (sequence.request < 0 || is_decoding(sequence) || !is_for(program, slot)) continue;
       --num_reading;
-      const uint32_t left = end_of_reading(sequence) - sequence.position;
+      const uint32_t left = end_of_reading(slot) - sequence.position;
       uint32_t room = (pages_.pages_of(sequence.position) + pages_.num_free()) * args_.page_size - sequence.position;
       if (room > max_rows - num_rows_) room = max_rows - num_rows_;
       const uint32_t num_added = room ? add_run(slot, left < room ? left : room) : 0;
@@ -85,33 +82,43 @@ class BatchBuilder {
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
   bool keeps_ = false;                    // whether there are two programs, and rows keep to one of them
 
-  // Whether the next rows of a sequence may be computed by a program.
-  DISTMK_FN bool is_for(uint32_t program, const Sequence& sequence) const {
-    return !keeps_ || !keeps_program(sequence) || (sequence.position < sequence.wide_end) == turns_.is_wide(program);
+  // Programs round differently. So the rows of a sequence that keeps to them are computed by a program that follows
+  // from their position alone, and its tokens seldom depend on its company: the rows of a prompt that fits no narrow
+  // iteration are the wide program's, all others the narrow one's. What it generated before it was put back counts as
+  // no part of the prompt.
+
+  // The end of the wide program's rows of a sequence that keeps to programs.
+  DISTMK_FN uint32_t wide_end(const Sequence& sequence) const {
+    if (is_decoding(sequence)) return 0;
+    const uint32_t prompt_len = sequence.prompt_len - request_of(context_.params(), sequence).num_output;
+    return prompt_len > MAX_ROWS ? prompt_len : 0;
+  }
+  // Whether a program may compute the next rows of the sequence in a slot.
+  DISTMK_FN bool is_for(uint32_t program, uint32_t slot) const {
+    if (!keeps_ || !sequences_.is_kept(slot)) return true;
+    return (sequences_[slot].position < wide_end(sequences_[slot])) == turns_.is_wide(program);
   }
   // The rows of a prompt up to here may be in one run.
-  DISTMK_FN uint32_t end_of_reading(const Sequence& sequence) const {
-    const bool ends = keeps_ && sequence.position < sequence.wide_end && sequence.wide_end < sequence.prompt_len;
-    return ends ? sequence.wide_end : sequence.prompt_len;
+  DISTMK_FN uint32_t end_of_reading(uint32_t slot) const {
+    const Sequence& sequence = sequences_[slot];
+    const uint32_t end = keeps_ && sequences_.is_kept(slot) ? wide_end(sequence) : 0;
+    return sequence.position < end ? end : sequence.prompt_len;
   }
-  // Whether a narrow iteration has room for a row of every sequence that keeps to it. If it has not, none does.
+  // Whether a narrow iteration has room for a row of every sequence that keeps to programs. If it has not, none does.
   DISTMK_FN bool kept_rows_fit() const {
     uint32_t num = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
-      const Sequence& sequence = sequences_[slot];
-      num += sequence.request >= 0 && keeps_program(sequence) && sequence.position >= sequence.wide_end;
-    }
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) num += sequences_.is_kept(slot);
     return num <= MAX_ROWS;
   }
 
-  // A row of every sequence that decodes and keeps to a program, or of every other one. If none keeps, a row of all.
+  // A row of every sequence that decodes and keeps to programs, or of every other one. If none does, a row of all.
   DISTMK_FN void add_decoding(uint32_t program, uint32_t max_rows, bool kept) {
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < sequences_.end() && num_rows_ < max_rows; ++slot) {
       const Sequence& sequence = sequences_[slot];
-      if (sequence.request < 0 || !is_decoding(sequence) || !is_for(program, sequence)) continue;
-      if (!keeps_ || keeps_program(sequence) == kept) add_run(slot, 1);
+      if (sequence.request < 0 || !is_decoding(sequence) || !is_for(program, slot)) continue;
+      if (!keeps_ || sequences_.is_kept(slot) == kept) add_run(slot, 1);
     }
   }
 

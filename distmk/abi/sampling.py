@@ -27,7 +27,7 @@ class SamplingFlag(enum.IntEnum):
 
     PENALTIES = 1  # one of the three penalties is in use
     MASK = 2  # only tokens whose bit is set in the slot's row of the mask are allowed
-    SEEDED = 4  # the request has a seed: the rows of its sequence keep to a program (`Sequence.wide_end`)
+    SEEDED = 4  # the request has a seed, and so its rows keep to programs (csrc/runtime/batch_builder.h)
 
 
 class SlotSampling(ctypes.Structure):

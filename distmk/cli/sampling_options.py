@@ -32,7 +32,12 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> No
     for name, (kind, metavar, text) in _NUMBERS.items():
         default = getattr(SamplingParams, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, metavar=metavar, help=text)
-    parser.add_argument("--sampling-seed", type=int, metavar="N", help="the same seed draws the same tokens")
+    parser.add_argument(
+        "--sampling-seed",
+        type=int,
+        metavar="N",
+        help="the same seed draws the same tokens, but for rounding (see --deterministic)",
+    )
     parser.add_argument(
         "--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="texts that end an answer"
     )

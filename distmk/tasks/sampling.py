@@ -218,8 +218,8 @@ class SampleRow(Task):
     `CountTokens`. mask: i32 [num_slots, words], a bit for each token that is allowed. adjusted: f32, room for a row of logits.
     drawn: u8, the Candidate, whose value has no meaning. record: u8, LogprobRecord. wide: the batch is a WideBatch.
 
-    A draw is the argmax of logit / temperature plus Gumbel noise (Maddison et al., arXiv:1411.0030) over the kept tokens, with one
-    random number a token by seed, position and token id. top-p: Holtzman et al., arXiv:1904.09751, by rejection, as
+    A draw is the argmax of logit / temperature plus Gumbel noise (Maddison et al., arXiv:1411.0030) over the kept tokens, with
+    one random number a token by seed, position and token id. top-p: Holtzman et al., arXiv:1904.09751, by rejection, as
     FlashInfer's samplers (Ye et al., arXiv:2501.01005); min-p: Nguyen et al., arXiv:2407.01082.
     """
 

@@ -152,8 +152,8 @@ class AttentionShape:
         return 0 if self.fixed_splits else max(1, self.num_workers // self.num_kv)
 
     def has_long_splits(self, max_model_len: int, max_seqs: int) -> bool:
-        """Whether splits may have more than POSITIONS_PER_PASS positions, and are streamed. Fixed ones never are, as a streamed split
-        is added up in another order.
+        """Whether splits may have more than POSITIONS_PER_PASS positions, and are streamed. Fixed ones never are: a streamed
+        split is added up in another order.
         """
         longest = fewest_splits(self, max_seqs) * POSITIONS_PER_PASS
         return not self.fixed_splits and most_seen(max_model_len, self.window) > longest

@@ -17,7 +17,7 @@ import pytest
 from distmk import LLM, SamplingParams
 
 TEXT = Path(__file__).resolve().parents[2] / "README.md"
-NUM_PAGES = 36  # of 16 tokens; the longest sequence takes 10
+NUM_PAGES = 14  # of 16 tokens; the longest sequence takes 10
 MAX_MODEL_LEN = 160
 
 
