@@ -82,10 +82,10 @@ class BatchBuilder {
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
   bool keeps_ = false;                    // whether there are two programs, and rows keep to one of them
 
-  // Programs round differently. So the rows of a sequence that keeps to them are computed by a program that follows
-  // from their position alone, and its tokens seldom depend on its company: the rows of a prompt that fits no narrow
-  // iteration are the wide program's, all others the narrow one's. What it generated before it was put back counts as
-  // no part of the prompt.
+  // Programs round differently. So the position of a row alone says which program computes it, if its sequence keeps to
+  // programs: its tokens then seldom depend on its company. The wide program computes prompts that fit no narrow
+  // iteration, and the narrow one all other rows. Tokens that were generated before a sequence was put back are no part
+  // of its prompt here.
 
   // The end of the wide program's rows of a sequence that keeps to programs.
   DISTMK_FN uint32_t wide_end(const Sequence& sequence) const {
