@@ -41,14 +41,16 @@ class BatchBuilder {
     batch_.num_rows = batch_.num_runs = 0;
     max_sampled_ = turns_.max_sampled(program);
     const uint32_t max_rows = turns_.max_rows(program), end = sequences_.end();
-    if (keeps_) add_decoding(program, max_rows, true);
-    add_decoding(program, max_rows, false);
-    uint32_t num_reading = 0;
+    uint32_t num_reading = 0, num_kept = 0;  // num_kept: those of them that keep to programs
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < end; ++slot) {
       const Sequence& sequence = sequences_[slot];
-      num_reading += sequence.request >= 0 && !is_decoding(sequence) && is_for(program, slot);
+      const bool reads = sequence.request >= 0 && !is_decoding(sequence) && is_for(program, slot);
+      num_reading += reads;
+      num_kept += keeps_ && reads && sequences_.is_kept(slot);
     }
+    if (keeps_) add_decoding(program, max_rows, true);
+    add_decoding(program, max_rows - num_kept, false);
     const uint32_t first_slot = state_.first_slot < end ? state_.first_slot : 0;
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; num_reading && num_rows_ < max_rows; ++i) {
