@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 4602613750114546419ull;
+constexpr uint64_t ABI_HASH = 10149317000224228635ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -40,7 +40,6 @@ constexpr uint32_t MAX_LOGPROBS = 20u;
 constexpr uint32_t MAX_BIASES = 300u;
 constexpr uint32_t MAX_BANNED = 84u;
 constexpr uint32_t TOKENS_PER_SEGMENT = 1024u;
-constexpr uint32_t MAX_SEGMENTS = 1024u;
 constexpr uint32_t COUNT_IN_PROMPT = 2147483648u;
 constexpr uint32_t MARK_STEP_NS = 32u;
 constexpr uint32_t MARKED_TASKS = 64u;
@@ -65,7 +64,7 @@ enum class Mark : uint32_t { TASK = 0, TIME = 1, ENTERED = 2, PREPARED = 3, INPU
 
 enum class RowSample : uint32_t { NONE = 0, GREEDY = 1, DRAW = 2, SCORE = 3 };
 
-enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2 };
+enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2, SEEDED = 4 };
 
 struct Wait {
   uint32_t event;
@@ -399,7 +398,7 @@ struct BatcherState {
   uint8_t tokens_taken;
   uint8_t last_rows;
   uint8_t end_slot;
-  uint8_t pad;
+  uint8_t num_seeded;
   uint64_t num_commands;
   uint64_t num_admitted;
   uint64_t num_published;
@@ -418,7 +417,7 @@ static_assert(offsetof(BatcherState, pages_changed) == 11);
 static_assert(offsetof(BatcherState, tokens_taken) == 12);
 static_assert(offsetof(BatcherState, last_rows) == 13);
 static_assert(offsetof(BatcherState, end_slot) == 14);
-static_assert(offsetof(BatcherState, pad) == 15);
+static_assert(offsetof(BatcherState, num_seeded) == 15);
 static_assert(offsetof(BatcherState, num_commands) == 16);
 static_assert(offsetof(BatcherState, num_admitted) == 24);
 static_assert(offsetof(BatcherState, num_published) == 32);

@@ -21,34 +21,44 @@ class BatchBuilder {
         batch_(batch),
         pages_(pages) {}
 
-  // The program that the next iteration is for.
-  DISTMK_FN uint32_t choose_program() const { return turns_.program_for(num_wanted_rows()); }
+  // The program that the next iteration is for. If each of two has rows that no other may compute, they alternate.
+  DISTMK_FN uint32_t choose_program() {
+    const uint32_t own = turns_.own(), wanted = turns_.program_for(num_wanted_rows());
+    keeps_ = sequences_.any_kept() && turns_.may_change() && kept_rows_fit();
+    if (!keeps_) return wanted;
+    bool has_other = wanted != own;
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot)
+      has_other |= sequences_.is_kept(slot) && !is_for(own, slot);
+    return has_other ? 1 - own : own;
+  }
 
-  // One row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages.
+  // One row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages. Rows
+  // that keep to the other program are left out; those that keep to this one come first.
   DISTMK_FN void build(uint32_t program) {
     wide_ = turns_.is_wide(program) ? context_.at<WideBatch>(turns_.batch(program)) : nullptr;
     num_rows_ = num_runs_ = 0;
     batch_.num_rows = batch_.num_runs = 0;
     max_sampled_ = turns_.max_sampled(program);
     const uint32_t max_rows = turns_.max_rows(program), end = sequences_.end();
-    uint32_t num_reading = 0;
+    uint32_t num_reading = 0, num_kept = 0;  // num_kept: those of them that keep to programs
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < end; ++slot) {
       const Sequence& sequence = sequences_[slot];
-      if (sequence.request < 0) continue;
-      if (!is_decoding(sequence))
-        ++num_reading;
-      else if (num_rows_ < max_rows)
-        add_run(slot, 1);
+      const bool reads = sequence.request >= 0 && !is_decoding(sequence) && is_for(program, slot);
+      num_reading += reads;
+      num_kept += keeps_ && reads && sequences_.is_kept(slot);
     }
+    if (keeps_) add_decoding(program, max_rows, true);
+    add_decoding(program, max_rows - num_kept, false);
     const uint32_t first_slot = state_.first_slot < end ? state_.first_slot : 0;
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; num_reading && num_rows_ < max_rows; ++i) {
       const uint32_t slot = first_slot + i < end ? first_slot + i : first_slot + i - end;
       const Sequence& sequence = sequences_[slot];
-      if (sequence.request < 0 || is_decoding(sequence)) continue;
+      if (sequence.request < 0 || is_decoding(sequence) || !is_for(program, slot)) continue;
       --num_reading;
-      const uint32_t left = sequence.prompt_len - sequence.position;
+      const uint32_t left = end_of_reading(slot) - sequence.position;
       uint32_t room = (pages_.pages_of(sequence.position) + pages_.num_free()) * args_.page_size - sequence.position;
       if (room > max_rows - num_rows_) room = max_rows - num_rows_;
       const uint32_t num_added = room ? add_run(slot, left < room ? left : room) : 0;
@@ -72,6 +82,47 @@ class BatchBuilder {
   WideBatch* wide_ = nullptr;
   uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
+  bool keeps_ = false;                    // whether there are two programs, and rows keep to one of them
+
+  // Programs round differently. So the position of a row alone says which program computes it, if its sequence keeps to
+  // programs: its tokens then seldom depend on its company. The wide program computes prompts that fit no narrow
+  // iteration, and the narrow one all other rows. Tokens that were generated before a sequence was put back are no part
+  // of its prompt here.
+
+  // The end of the wide program's rows of a sequence that keeps to programs.
+  DISTMK_FN uint32_t wide_end(const Sequence& sequence) const {
+    if (is_decoding(sequence)) return 0;
+    const uint32_t prompt_len = sequence.prompt_len - request_of(context_.params(), sequence).num_output;
+    return prompt_len > MAX_ROWS ? prompt_len : 0;
+  }
+  // Whether a program may compute the next rows of the sequence in a slot.
+  DISTMK_FN bool is_for(uint32_t program, uint32_t slot) const {
+    if (!keeps_ || !sequences_.is_kept(slot)) return true;
+    return (sequences_[slot].position < wide_end(sequences_[slot])) == turns_.is_wide(program);
+  }
+  // The rows of a prompt up to here may be in one run.
+  DISTMK_FN uint32_t end_of_reading(uint32_t slot) const {
+    const Sequence& sequence = sequences_[slot];
+    const uint32_t end = keeps_ && sequences_.is_kept(slot) ? wide_end(sequence) : 0;
+    return sequence.position < end ? end : sequence.prompt_len;
+  }
+  // Whether a narrow iteration has room for a row of every sequence that keeps to programs. If it has not, none does.
+  DISTMK_FN bool kept_rows_fit() const {
+    uint32_t num = 0;
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) num += sequences_.is_kept(slot);
+    return num <= MAX_ROWS;
+  }
+
+  // A row of every sequence that decodes and keeps to programs, or of every other one. If none does, a row of all.
+  DISTMK_FN void add_decoding(uint32_t program, uint32_t max_rows, bool kept) {
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < sequences_.end() && num_rows_ < max_rows; ++slot) {
+      const Sequence& sequence = sequences_[slot];
+      if (sequence.request < 0 || !is_decoding(sequence) || !is_for(program, slot)) continue;
+      if (!keeps_ || sequences_.is_kept(slot) == kept) add_run(slot, 1);
+    }
+  }
 
   // Those of the first sequences, once they are more than the program follows from.
   DISTMK_FN uint32_t num_wanted_rows() const {

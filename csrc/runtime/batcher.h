@@ -77,6 +77,7 @@ class Batcher {
     state_.num_running = state_.first_slot = state_.finishing = state_.num_admissions = 0;
     state_.num_commands = state_.num_admitted = state_.num_published = state_.tokens_read = 0;
     state_.beat_ns = state_.num_iterations = state_.last_rows = state_.end_slot = 0;
+    state_.num_seeded = 0;
     pages_.reset();
   }
 
@@ -111,9 +112,10 @@ class Batcher {
     batch_.num_reset_rows = num_rows < state_.last_rows ? state_.last_rows : static_cast<uint16_t>(num_rows);
     if (!batch_.num_wide_rows) state_.last_rows = static_cast<uint8_t>(num_rows);
   }
-  // Whether the program goes on with an iteration of `num_rows` rows.
+  // Whether the program goes on with an iteration of `num_rows` rows, one of every running sequence.
   DISTMK_FN bool is_for_own(uint32_t num_rows) const {
-    return !batch_.num_wide_rows && Turns(context_, args_).program_for(num_rows) == args_.program;
+    return !batch_.num_wide_rows && num_rows == state_.num_running &&
+           Turns(context_, args_).program_for(num_rows) == args_.program;
   }
 
   // `NEAR`: the batch is narrow, and all its sequences are in the first MAX_ROWS slots. So a GPU knows that they are in
@@ -218,7 +220,7 @@ class Batcher {
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
       const Sequence& sequence = sequences_[slot];
-      const uint32_t behind = state_.num_admissions - sequence.admission;
+      const uint32_t behind = num_admitted_since(state_.num_admissions, sequence);
       if (sequence.request < 0 || behind >= least_behind) continue;
       youngest = slot;
       least_behind = behind;
@@ -284,7 +286,7 @@ class Batcher {
     const Request& request = reinterpret_cast<const Request*>(context_.params().requests)[entry];
     Sequence& sequence = sequences_[slot];
     const uint32_t num_claimed = this->num_claimed(true);
-    sequence = {static_cast<int32_t>(entry), 0, request.prompt_len, 0, 0, state_.num_admissions};
+    sequence = {static_cast<int32_t>(entry), 0, request.prompt_len, 0, 0, admission_of(state_.num_admissions, request)};
     if (!pages_.begin(slot, request, num_claimed)) {
       sequence.request = -1;
       return false;

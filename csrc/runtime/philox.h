@@ -11,9 +11,7 @@ struct Philox {
 
   DISTMK_FN Philox(uint64_t key, uint32_t c0, uint32_t c1) : word{c0, c1, 0, 0} {
     auto k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-#ifdef __CUDACC__
-#pragma unroll
-#endif
+    DISTMK_NO_UNROLL
     for (uint32_t round = 0; round < 10; ++round) {
       const uint64_t p0 = uint64_t{0xD2511F53u} * word[0], p1 = uint64_t{0xCD9E8D57u} * word[2];
       word[0] = static_cast<uint32_t>(p1 >> 32) ^ word[1] ^ k0;
@@ -25,16 +23,5 @@ struct Philox {
     }
   }
 };
-
-// The index-th number of a position, uniform in [0, end) up to the rounding of 64 bits.
-DISTMK_FN uint64_t number_below(uint64_t end, uint64_t seed, uint32_t position, uint32_t index) {
-  const Philox numbers(seed, index, position);
-  const uint64_t bits = static_cast<uint64_t>(numbers.word[1]) << 32 | numbers.word[0];
-#ifdef __CUDA_ARCH__
-  return __umul64hi(bits, end);
-#else
-  return static_cast<uint64_t>(static_cast<unsigned __int128>(bits) * end >> 64);
-#endif
-}
 
 }  // namespace distmk

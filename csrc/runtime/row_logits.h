@@ -49,18 +49,6 @@ struct RowLogits {
     const uint32_t begin = section_begin(index);
     return {begin, section_begin(index + 1) - begin, uint64_t{index} * stride / LOGITS_PER_VECTOR};
   }
-  DISTMK_FN uint32_t num_segments() const {
-    uint32_t num = 0;
-    DISTMK_NO_UNROLL
-    for (uint32_t i = 0; i < num_sections; ++i) num += section(i).num_segments();
-    return num;
-  }
-  DISTMK_FN Segment segment(uint32_t index) const {
-    uint32_t i = 0;
-    DISTMK_NO_UNROLL
-    for (uint32_t num; index >= (num = section(i).num_segments()); ++i) index -= num;
-    return section(i).segment(index);
-  }
 };
 
 // What sampling makes of a logit that is not finite: NaN is never drawn, infinity always. -0 becomes 0.

@@ -5,7 +5,6 @@
 // host/bodies/sample_row.cpp) has what they do differently.
 #pragma once
 #include "runtime/context.h"
-#include "runtime/philox.h"
 #include "runtime/row_sample.h"
 #include "runtime/token_selector.h"
 
@@ -144,10 +143,8 @@ class RowSampler {
     if (slot_.temperature < MIN_TEMPERATURE || best.value == -INFINITY) return best;
     selector.set(slot_.temperature, slot_.min_p > 0.0f ? logf(slot_.min_p) : -INFINITY);
     if (slot_.top_k && slot_.top_k < args_.vocab) selector.keep_count(slot_.top_k);
-    const auto random = [&](uint64_t end, uint32_t index) {
-      return number_below(end, slot_.seed, static_cast<uint32_t>(row_.position), index);
-    };
-    return {best.value, selector.draw(slot_.top_p, random)};
+    const TokenNumbers numbers{slot_.seed, static_cast<uint32_t>(row_.position)};
+    return {best.value, selector.draw(slot_.top_p, numbers)};
   }
 
   // Logprobs.
@@ -156,7 +153,7 @@ class RowSampler {
     TokenSelector<Block> selector(block_, raw_);
     const Candidate best = selector.find_best();
     const float logit = finite_logit(Block::load(raw_.at(chosen)));
-    const float log_sum = best.value + logf(static_cast<float>(selector.weigh()) / MASS_SCALE);
+    const float log_sum = best.value + logf(static_cast<float>(selector.weigh(best.value, 0).all) / MASS_SCALE);
     uint32_t at_least = 0;
     for_each_vector<Block>(raw_, [&](uint32_t, const float* x, uint32_t count, uint64_t) {
       DISTMK_UNROLL

@@ -22,6 +22,16 @@ DISTMK_FN TokenEvent* far_events(const Context& context, const SchedulerStepArgs
   return reinterpret_cast<TokenEvent*>(far_sequences(context, args) + num_slots(args) - MAX_ROWS);
 }
 
+// Sequence::admission: the number, and whether the request has a seed.
+DISTMK_FN uint32_t admission_of(uint32_t number, const Request& request) {
+  return 2 * number + !!(request.sampling.flags & static_cast<uint32_t>(SamplingFlag::SEEDED));
+}
+DISTMK_FN bool has_seed(const Sequence& sequence) { return sequence.admission & 1; }
+// Of a sequence that was admitted when `num_admissions` had been: how many came behind it, and itself.
+DISTMK_FN uint32_t num_admitted_since(uint32_t num_admissions, const Sequence& sequence) {
+  return (2 * num_admissions - (sequence.admission & ~1u)) / 2;
+}
+
 // The first MAX_ROWS sequences are in the batcher's state, which a GPU keeps in shared memory. Low slots are taken
 // first, so up to so many sequences never need the others.
 class Sequences {
@@ -35,14 +45,20 @@ class Sequences {
   DISTMK_FN Sequence& near(uint32_t slot) const { return state_.slots[slot]; }
   DISTMK_FN bool all_near() const { return state_.end_slot <= MAX_ROWS; }
 
+  // Whether the rows of the sequence in a slot keep to programs (batch_builder.h).
+  DISTMK_FN bool is_kept(uint32_t slot) const { return (*this)[slot].request >= 0 && has_seed((*this)[slot]); }
+  DISTMK_FN bool any_kept() const { return state_.num_seeded; }
+
   // Slots from this one on are free.
   DISTMK_FN uint32_t end() const { return state_.end_slot; }
   DISTMK_FN bool is_free(uint32_t slot) const { return slot >= end() || (*this)[slot].request < 0; }
   DISTMK_FN void take(uint32_t slot) const {
+    if (has_seed((*this)[slot])) ++state_.num_seeded;
     if (slot >= end()) state_.end_slot = static_cast<uint8_t>(slot + 1);
     ++state_.num_running;
   }
   DISTMK_FN void free(uint32_t slot) const {
+    if (has_seed((*this)[slot])) --state_.num_seeded;
     (*this)[slot].request = -1;
     --state_.num_running;
     while (end() && (*this)[end() - 1].request < 0) --state_.end_slot;

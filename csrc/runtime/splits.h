@@ -20,6 +20,14 @@ DISTMK_FN uint32_t first_seen(uint32_t window, uint32_t position) {
   return position < window ? 0 : position + 1 - window;
 }
 
+// Whether every split has `min_split` positions and begins at a multiple of that, whatever else the batch holds. The
+// arithmetic of a row is then the same in any company and in any chunk of its prompt. Positions before a window are in
+// splits, too. `args`: of attention or of a combine.
+template <class Args>
+DISTMK_FN bool has_fixed_splits(const Args& args) {
+  return !args.split_budget;
+}
+
 // Whether the combine is fused into the GEMVs that consume attention's output: of a batch of one row that sees few
 // enough positions for at most COMBINE_WIDTH splits. `args`: of attention, of a combine or of a linear task.
 template <class Args>
@@ -46,6 +54,7 @@ class Splits {
   }
 
   DISTMK_FN uint32_t of(const BatchRun& run) const {
+    if (!budget_) return (static_cast<uint32_t>(run.kv_len) + min_split_ - 1) / min_split_;
     const uint32_t length = num_seen(window_, run);
     return bounded(length == total_ ? budget_ : length * budget_ / total_, min_split_, max_splits_,
                    length);  // divisions are slow
@@ -73,9 +82,12 @@ constexpr uint32_t KV_TILE =
     16;  // positions that a GPU's warp takes at once; a split boundary inside one wastes part of it
 
 // First position of split `s` of `n` over the positions that a run sees; its kv_len where s = n. Splits are equal to
-// within one position where they are short, else all but the first begin at a multiple of KV_TILE.
-DISTMK_FN uint32_t split_begin(uint32_t window, const BatchRun& run, uint32_t s, uint32_t n) {
-  const uint32_t length = num_seen(window, run), first = static_cast<uint32_t>(run.kv_len) - length;
+// within one position where they are short, else all but the first begin at a multiple of KV_TILE. Fixed ones have the
+// end of a whole split, behind kv_len.
+template <class Args>
+DISTMK_FN uint32_t split_begin(const Args& args, const BatchRun& run, uint32_t s, uint32_t n) {
+  if (has_fixed_splits(args)) return s * args.min_split;
+  const uint32_t length = num_seen(args.window, run), first = static_cast<uint32_t>(run.kv_len) - length;
   const uint32_t begin = first + length * s / n;  // of lengths and splits whose product fits 32 bits
   return s && s < n && length >= KV_TILE * n ? begin / KV_TILE * KV_TILE : begin;
 }

@@ -7,16 +7,17 @@
 // the bin of the last token that is kept. If few tokens are in it, they are listed and sorted; else it is divided again
 // (radix select).
 //
-// A draw is the token at which the sum of the probabilities, in the order of the list or of the vocabulary, passes a
-// random number (inverse transform sampling). Probabilities are added up as integers, so the result depends on no order
-// of additions. Top-p of tokens that are not listed, by rejection: a token is drawn out of all; if those better than it
-// have the share already, the next one is drawn out of these.
+// A draw is a race of the tokens that are kept (token_race.h). Top-p of tokens that are not listed: all race; if those
+// better than the winner have the share already, these race again. Every token keeps its random number, so the winner
+// is the same as in a race of the share alone. Probabilities are added up as integers, so the result depends on no
+// order of additions.
 #pragma once
 #include <math.h>
 
 #include "runtime/argmax.h"
 #include "runtime/row_logits.h"
 #include "runtime/token_key.h"
+#include "runtime/token_race.h"
 
 namespace distmk {
 
@@ -26,9 +27,8 @@ constexpr float MASS_SCALE = 0x1p40f;  // of a probability relative to the best 
 
 // Shared by the threads of a block.
 struct SelectorMemory {
-  uint32_t counts[NUM_BINS];    // of tokens, by distance from the best logit
-  uint64_t mass[MAX_SEGMENTS];  // probabilities of segments of the row
-  TokenKey best[MAX_THREADS];   // of each thread's tokens
+  uint32_t counts[NUM_BINS];   // of tokens, by distance from the best logit
+  TokenKey best[MAX_THREADS];  // of each thread's tokens
   TokenKey list[LIST_CAPACITY];
   uint32_t list_size;
   uint32_t found_index;
@@ -54,6 +54,7 @@ class TokenSelector {
     best = block_.reduce(best, [](const Candidate& a, const Candidate& b) { return better_of(a, b); });
     if (best.token < 0) best.token = 0;  // all are -infinity
     best_ = best.value;
+    best_token_ = static_cast<uint32_t>(best.token);
     return best;
   }
   // Tokens with z < `floor` are dropped; z: distance from the best logit over the temperature (not positive).
@@ -74,40 +75,39 @@ class TokenSelector {
   DISTMK_FN TokenKey listed(uint32_t index) const { return memory_.list[index]; }
 
   // A token by probability, out of the best that have a share `p` of the probability of those that are kept.
-  // `random(end, i)`: the i-th random number, less than `end`.
-  template <class Random>
-  DISTMK_OUTLINED int32_t draw(float p, const Random& random) {
-    if (num_listed_) return draw_from_list(p, random);
-    uint64_t mass = weigh();
-    const uint64_t share = share_of(mass, p);
+  DISTMK_OUTLINED int32_t draw(float p, const TokenNumbers& numbers) {
+    if (num_listed_) return race_of_listed(num_in_share(p), numbers);
+    uint64_t share = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t i = 0;; ++i) {
-      const Candidate drawn = draw_from_segments(random(mass, i));
-      if (p >= 1.0f) return drawn.token;
-      last_logit_ = drawn.value;
-      end_token_ = static_cast<uint32_t>(drawn.token);
-      mass = weigh();
-      if (mass < share) return drawn.token;
+    for (;;) {
+      const uint32_t winner = race(numbers);
+      if (p >= 1.0f || winner == best_token_) return static_cast<int32_t>(winner);
+      const float logit = finite_logit(Block::load(row_.at(winner)));
+      const Mass mass = weigh(logit, winner);
+      if (!share) share = share_of(mass.all, p);
+      if (mass.better < share) return static_cast<int32_t>(winner);
+      last_logit_ = logit;
+      end_token_ = winner;
     }
   }
 
-  // The probability of all tokens that are kept, relative to the best one's, times MASS_SCALE.
-  DISTMK_OUTLINED uint64_t weigh() {
-    block_.sync();
-    for_each_segment<Block>(row_, [&](uint32_t index, const Segment& segment) {
-      uint64_t mass = 0;
-      for_each_vector_in<Block>(row_, segment, [&](uint32_t first, const float* x, uint32_t, uint64_t) {
-        DISTMK_UNROLL
-        for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i) {
-          const uint64_t mass_of_token = mass_of(z_of(x[i]));
-          mass += is_kept(first + i, x[i]) ? mass_of_token : 0;
-        }
-      });
-      mass = Block::sum_of_warp(mass);
-      if (Block::lane() == 0) memory_.mass[index] = mass;
+  // Probability relative to the best token's, times MASS_SCALE.
+  struct Mass {
+    uint64_t all, better;  // of all tokens that are kept, and of those better than a given one
+  };
+  DISTMK_OUTLINED Mass weigh(float logit, uint32_t token) {
+    Mass mass{0, 0};
+    for_each_vector<Block>(row_, [&](uint32_t first, const float* x, uint32_t, uint64_t) {
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i) {
+        const uint64_t mass_of_token = is_kept(first + i, x[i]) ? mass_of(z_of(x[i])) : 0;
+        const bool is_better = x[i] > logit, is_equal = x[i] == logit, is_before = first + i < token;
+        mass.all += mass_of_token;
+        mass.better += is_better | (is_equal & is_before) ? mass_of_token : 0;
+      }
     });
-    block_.sync();
-    return total(row_.num_segments(), mass_of_segment());
+    const auto sum = [](uint64_t a, uint64_t b) { return a + b; };
+    return {block_.reduce(mass.all, sum), block_.reduce(mass.better, sum)};
   }
 
  private:
@@ -117,6 +117,7 @@ class TokenSelector {
   float best_ = 0.0f, scale_ = 1.0f, floor_ = -INFINITY;
   float last_logit_ = -INFINITY;  // tokens are kept down to this logit; of those that have it, those before end_token_
   uint32_t end_token_ = 0;
+  uint32_t best_token_ = 0;
   uint32_t num_listed_ = 0;  // 0: not listed
 
   DISTMK_FN float z_of(float x) const { return (x - best_) * scale_; }
@@ -135,9 +136,6 @@ class TokenSelector {
   }
   DISTMK_FN auto count_in_bin() const {
     return [this](uint32_t bin) { return static_cast<uint64_t>(memory_.counts[bin]); };
-  }
-  DISTMK_FN auto mass_of_segment() const {
-    return [this](uint32_t index) { return memory_.mass[index]; };
   }
   DISTMK_FN auto mass_of_listed() const {
     return [this](uint32_t index) { return mass_of(z_of(logit_of(memory_.list[index]))); };
@@ -283,26 +281,43 @@ class TokenSelector {
     return count;
   }
 
-  template <class Random>
-  DISTMK_FN int32_t draw_from_list(float p, const Random& random) {
-    uint64_t mass = total(num_listed_, mass_of_listed());
-    if (p < 1.0f) {
-      const Place last = find(num_listed_, mass_of_listed(), 0, share_of(mass, p));
-      mass = last.before + last.inside;
-    }
-    return static_cast<int32_t>(token_of(listed(find(num_listed_, mass_of_listed(), 0, random(mass, 0) + 1).index)));
+  // Listed tokens, the best ones, that have a share `p` of the probability of all listed ones.
+  DISTMK_FN uint32_t num_in_share(float p) {
+    if (p >= 1.0f) return num_listed_;
+    return find(num_listed_, mass_of_listed(), 0, share_of(total(num_listed_, mass_of_listed()), p)).index + 1;
   }
-  // The token at which the sum of probabilities passes `number`.
-  DISTMK_FN Candidate draw_from_segments(uint64_t number) {
-    const Place place = find(row_.num_segments(), mass_of_segment(), 0, number + 1);
-    const Segment segment = row_.segment(place.index);
-    const float* logits = row_.logits + segment.first_vector * LOGITS_PER_VECTOR;
-    const auto mass_of_token = [&](uint32_t i) {
-      const float x = finite_logit(Block::load(logits + i));
-      return is_kept(segment.begin + i, x) ? mass_of(z_of(x)) : uint64_t{0};
+  DISTMK_FN static Candidate winner_of(const Candidate& a, const Candidate& b) { return better_of(a, b); }
+  DISTMK_FN int32_t race_of_listed(uint32_t count, const TokenNumbers& numbers) {
+    Candidate winner = {-INFINITY, -1};
+    DISTMK_NO_UNROLL
+    for (uint32_t i = block_.index(); i < count; i += block_.size()) {
+      const uint32_t token = token_of(memory_.list[i]);
+      const float score = z_of(logit_of(memory_.list[i])) + gumbel(numbers.of(token));
+      winner = better_of(winner, {score, static_cast<int32_t>(token)});
+    }
+    return block_.reduce(winner, winner_of).token;
+  }
+  // Of all tokens that are kept. The best tokens of the threads race first: few others can beat the winner of these, so
+  // most vectors are passed over, those far behind without a random number.
+  DISTMK_OUTLINED uint32_t race(const TokenNumbers& numbers) {
+    Candidate winner = {-INFINITY, -1};
+    const auto enter = [&](uint32_t token, float x, uint32_t number) {
+      if (is_kept(token, x)) winner = better_of(winner, {z_of(x) + gumbel(number), static_cast<int32_t>(token)});
     };
-    const uint32_t found = find(segment.count, mass_of_token, place.before, number + 1).index;
-    return {finite_logit(Block::load(logits + found)), static_cast<int32_t>(segment.begin + found)};
+    const TokenKey mine = memory_.best[block_.index()];
+    enter(token_of(mine), logit_of(mine), numbers.of(token_of(mine)));
+    winner = block_.reduce(winner, winner_of);
+    for_each_vector<Block, Block::RACERS_IN_FLIGHT>(row_, [&](uint32_t first, const float* x, uint32_t, uint64_t) {
+      const float highest = highest_of(x), z = z_of(highest);
+      if (highest < last_logit_ || z + MAX_GUMBEL < winner.value) return;
+      uint32_t number[LOGITS_PER_VECTOR];
+      numbers.of(first, number);
+      if (z - Block::log(uniform(TokenNumbers::least_of(number))) + LOG_ERROR < winner.value) return;
+      DISTMK_NO_UNROLL
+      for (uint32_t i = 0; i < LOGITS_PER_VECTOR; ++i)
+        enter(first + i, TokenNumbers::item(x, i), TokenNumbers::item(number, i));
+    });
+    return static_cast<uint32_t>(block_.reduce(winner, winner_of).token);
   }
 };
 

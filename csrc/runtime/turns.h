@@ -26,6 +26,8 @@ class Turns {
       : args_(args), may_change_(args.other_batch && !context.rank_state.transport) {}
 
   DISTMK_FN uint32_t own() const { return args_.program; }
+  // Whether there is another program.
+  DISTMK_FN bool may_change() const { return may_change_; }
 
   // The program for an iteration of `num_rows`: of those that carry so many the one that carries fewest, or else the
   // one that carries most. Wide iterations reach all ranks by pointers, so with a transport the first program has all

@@ -139,7 +139,8 @@ class Sequence(ctypes.Structure):
         ("prompt_len", c_uint32),
         ("last_token", c_int32),
         ("num_put_pages", c_uint32),  # of which all ranks have the page table's entries
-        ("admission", c_uint32),  # number of its admission; the youngest sequence has the last one
+        # Twice the number of its admission, of which the youngest sequence has the last one; plus 1 if its request has a seed.
+        ("admission", c_uint32),
     ]
 
 
@@ -167,7 +168,8 @@ class BatcherState(ctypes.Structure):
     slots: the first MAX_ROWS. end_slot: behind the last slot in use.
     num_iterations: of all programs, those whose batch was built. last_rows: of the last narrow one. tokens_taken: 1 once the step
     has taken the last iteration's tokens. num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the
-    last batch came with new entries of the page table. num_commands: read of the command ring; those from `num_admitted` on may
+    last batch came with new entries of the page table. num_seeded: running sequences whose request has a seed.
+    num_commands: read of the command ring; those from `num_admitted` on may
     be requests that wait. tokens_read: as last seen. beat_ns: time of the last beat (`Control`).
     """
 
@@ -181,7 +183,7 @@ class BatcherState(ctypes.Structure):
         ("tokens_taken", c_uint8),
         ("last_rows", c_uint8),
         ("end_slot", c_uint8),
-        ("pad", c_uint8),
+        ("num_seeded", c_uint8),
         ("num_commands", c_uint64),
         ("num_admitted", c_uint64),
         ("num_published", c_uint64),

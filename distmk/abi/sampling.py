@@ -10,7 +10,6 @@ MAX_LOGPROBS = 20  # tokens that are reported beside the chosen one
 MAX_BIASES = 300  # of a request
 MAX_BANNED = 84  # end and stop tokens of a request that has a minimum length
 TOKENS_PER_SEGMENT = 1024  # of a row of logits, which is divided into segments
-MAX_SEGMENTS = 1024
 COUNT_IN_PROMPT = 1 << 31  # bit of a token's count: it is in the prompt; the others count it in the output
 
 
@@ -24,10 +23,11 @@ class RowSample(enum.IntEnum):
 
 
 class SamplingFlag(enum.IntEnum):
-    """Bits of `SlotSampling.flags`: parts of the sampling that read a table."""
+    """Bits of `SlotSampling.flags`: the first two are parts of the sampling that read a table."""
 
     PENALTIES = 1  # one of the three penalties is in use
     MASK = 2  # only tokens whose bit is set in the slot's row of the mask are allowed
+    SEEDED = 4  # the request has a seed, and so its rows keep to programs (csrc/runtime/batch_builder.h)
 
 
 class SlotSampling(ctypes.Structure):

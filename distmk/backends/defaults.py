@@ -158,12 +158,20 @@ class Turns(NamedTuple):
 
 
 def choose_turns(
-    wanted: int | None, backend: str, bootstrap: Bootstrap, *, is_traced: bool, schedulers_apart: bool, num_hosts: int
+    wanted: int | None,
+    backend: str,
+    bootstrap: Bootstrap,
+    *,
+    is_traced: bool,
+    schedulers_apart: bool,
+    num_hosts: int,
+    deterministic: bool = False,
 ) -> Turns:
     """The programs of an engine. wanted: so many token rows at most; None: WIDE_ROWS.
 
     A narrow program alone where there are no wide iterations: across hosts, with schedulers of their own, in a launch in pieces,
-    in a trace, on GPUs before Hopper; and in the emulator, which would take minutes. UsageError: `wanted` is out of range, or
+    in a trace, on GPUs before Hopper; where all iterations must add alike (`deterministic`); and in the emulator, which would
+    take minutes. UsageError: `wanted` is out of range, or
     DISTMK_TURNS asks for what there is not.
     """
     if wanted is not None:
@@ -171,6 +179,7 @@ def choose_turns(
         wanted = whole("max_num_batched_tokens", wanted, MAX_ROWS, WIDE_ROWS, expected)
     obstacles = {
         "several hosts": num_hosts > 1,
+        "deterministic": deterministic,
         "schedulers of their own": schedulers_apart,
         "DISTMK_LAUNCH_ITERATIONS": bool(env.launch_iterations()),
         "DISTMK_VIRTUAL_NODE_SIZE": bool(env.virtual_node_size()),

@@ -102,6 +102,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="WHERE",
         help="where sampling defaults come from: auto (the model's generation_config.json), vllm (not the model), or a folder",
     )
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the same bits of a request in any company; prompts are read 16 tokens at a time, and 16 sequences run at once",
+    )
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
 
 
@@ -159,6 +164,7 @@ def engine_args(arguments: argparse.Namespace, trace_iterations: int = 0) -> Eng
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         deadline_s=arguments.deadline,
+        deterministic=arguments.deterministic,
         trace_iterations=trace_iterations,
         num_schedulers=arguments.schedulers,
         gpu_memory_utilization=arguments.gpu_memory_utilization,

@@ -31,7 +31,12 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int, defau
     )
     for name, (kind, metavar, text) in _NUMBERS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
-    parser.add_argument("--sampling-seed", type=int, metavar="N", help="the same seed draws the same tokens")
+    parser.add_argument(
+        "--sampling-seed",
+        type=int,
+        metavar="N",
+        help="the same seed draws the same tokens, but for rounding (see --deterministic)",
+    )
     parser.add_argument(
         "--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="texts that end an answer"
     )

@@ -9,7 +9,7 @@ from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.graph.hosts import host_ranks
 from distmk.tasks.slots import slots_for
-from distmk.tasks.splits import MAX_SPLITS
+from distmk.tasks.splits import KV_TILE, MAX_SPLITS
 
 ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}
 
@@ -25,6 +25,8 @@ class DecodeOptions:
     page_size: KV cache positions of a page, a power of two.
     num_pages: KV cache pages of all sequences, at least those of one of `max_model_len`; 0: enough for `max_seqs` of these.
     max_splits, min_split: splits of a sequence's KV positions at most, and positions of a split at least.
+    deterministic: the arithmetic of a row depends on no other row and on no division of its prompt. The program is a narrow one
+        alone, and a sequence is cut into splits of `fixed_split_len` positions.
     keep_logits: store the logits of all sampled rows, not only of those that need them to be sampled.
     tiled: pack matrices in the tiles that a GPU streams.
     attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread": attention
@@ -48,6 +50,7 @@ class DecodeOptions:
     num_pages: int = 0
     max_splits: int = MAX_SPLITS
     min_split: int = 64
+    deterministic: bool = False
     keep_logits: bool = False
     tiled: bool = False
     attention_launch: Literal["massive", "spread"] = "massive"
@@ -80,6 +83,8 @@ class DecodeOptions:
         self._check_turns()
 
     def _check_turns(self) -> None:
+        if self.deterministic and self.turns != (MAX_ROWS,):
+            raise UsageError(f"turns is {self.turns}; with deterministic, every iteration carries {MAX_ROWS} rows")
         first, *others = self.turns or (0,)
         is_narrow, widest = first == MAX_ROWS, self.turns[-1]
         if len(others) > is_narrow or not (self.turns == (MAX_ROWS,) or MAX_ROWS < widest <= WIDE_ROWS):
@@ -109,6 +114,12 @@ class DecodeOptions:
     def crosses_hosts(self) -> bool:
         """Whether there are several hosts."""
         return len(self.hosts) > 1
+
+    @property
+    def fixed_split_len(self) -> int:
+        """Positions of each split with `deterministic`: `min_split`, or more if `max_splits` of these do not cover a sequence."""
+        least = max(self.min_split, -(-self.max_model_len // self.max_splits))
+        return -(-least // KV_TILE) * KV_TILE
 
     @property
     def max_pages(self) -> int:

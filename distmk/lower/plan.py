@@ -146,11 +146,13 @@ def _attention_shape(config: ModelConfig, options: DecodeOptions, shard: Shard, 
         max_pages=options.max_pages,
         num_pages=num_pages,
         max_splits=options.max_splits,
-        min_split=options.min_split,
+        min_split=options.fixed_split_len if options.deterministic else options.min_split,
         num_workers=options.num_workers,
         num_slots=options.num_slots,
+        fixed_splits=options.deterministic,
     )
-    return dataclasses.replace(shape, max_splits=min(shape.max_splits, shape.split_budget))
+    most = -(-options.max_model_len // shape.min_split) if options.deterministic else shape.split_budget
+    return dataclasses.replace(shape, max_splits=min(shape.max_splits, most))
 
 
 def _windows(model: Model, options: DecodeOptions) -> tuple[int, ...]:
@@ -163,8 +165,10 @@ def _fuses_combine(
     config: ModelConfig, options: DecodeOptions, shapes: tuple[AttentionShape, ...], windows: tuple[int, ...]
 ) -> bool:
     """Whether every task of the o projection combines a single row's splits for itself: the row must fit, in whole blocks,
-    and its partials must rotate between layers of one window.
+    and its partials must rotate between layers of one window. Never with `deterministic`, as a row beside others is not.
     """
+    if options.deterministic:
+        return False
     fits = all(shape.num_q * shape.head_dim <= MAX_FUSED_COMBINE_COLS for shape in shapes)
     rotates = all(windows.count(window) > 1 for window in windows)
     return options.spreads_attention and fits and has_fused_combine(config.head_dim) and rotates

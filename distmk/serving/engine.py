@@ -77,7 +77,8 @@ class EngineArgs:
     what weights leave of it becomes KV cache. `max_num_batched_tokens`: tokens that an iteration carries at most, of prompts
     and of sequences that decode; None: as many as it can. `num_gpu_blocks_override`: pages of the KV cache, instead.
     `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed. `generation_config`: see
-    `serving.generation_config`.
+    `serving.generation_config`. `deterministic`: the arithmetic of a request depends on no other request
+    (`DecodeOptions.deterministic`).
     `tokenizer`: folder, GGUF file or Hub name of another tokenizer than the model's. `revision`, `tokenizer_revision`: branch,
     tag or commit of models on the Hub. `seed`: of requests without a seed of their own, and of dummy weights; None: requests
     are drawn differently in every run. UsageError: a value is out of range.
@@ -95,6 +96,7 @@ class EngineArgs:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     deadline_s: float | None = None
+    deterministic: bool = False
     keep_logits: bool = False
     trace_iterations: int = 0
     num_schedulers: int | None = None
@@ -122,6 +124,7 @@ class EngineArgs:
             "trace_iterations": whole(
                 "trace_iterations", self.trace_iterations, 0, _MOST_TRACED, f"0 (no trace) to {_MOST_TRACED}"
             ),
+            "deterministic": flag("deterministic", self.deterministic),
             "keep_logits": flag("keep_logits", self.keep_logits),
             "enable_prefix_caching": flag("enable_prefix_caching", self.enable_prefix_caching),
         }
@@ -226,6 +229,7 @@ class Engine:
             num_schedulers=self.args.num_schedulers,
             max_seqs=choose_max_seqs(self.args.max_num_seqs, turns, self.backend_name),
             max_model_len=max_model_len,
+            deterministic=self.args.deterministic,
             keep_logits=self.args.keep_logits,
             loopback=env.loopback(),
             turns=turns.rows,
@@ -240,6 +244,7 @@ class Engine:
             self.bootstrap,
             is_traced=self.args.trace_iterations > 0,
             schedulers_apart=self.args.num_schedulers is not None,
+            deterministic=self.args.deterministic,
             num_hosts=len(self.host_sizes),
         )
 

@@ -235,7 +235,7 @@ class Feed:
         draws = row_sample_of(request.params) is RowSample.DRAW
         sampling = None
         if draws or num_scores:
-            sampling = pack_sampling(request.params, self._block.spec.eos_ids)
+            sampling = pack_sampling(request.params, self._block.spec.eos_ids, request.engine_seed)
         self._block.write_request(
             sent.entry,
             number,

@@ -46,7 +46,8 @@ class InputProcessor:
         """A request for each completion of each prompt (see `LLM.generate`). UsageError: one of them cannot be served."""
         prompts = [read_prompt(given)] if only_one else read_prompts(given)
         given_params = self.default_params() if params is None else params
-        each = [self._own_params(one) for one in read_params(given_params, len(prompts))]
+        # A request keeps a copy of its own. UsageError: a value that was changed is wrong.
+        each = [one.checked() for one in read_params(given_params, len(prompts))]
         if self.tokenizer is None and any(isinstance(p, str | ChatPrompt) for p in prompts):
             raise UsageError(self.no_tokenizer)
         rendered = [self.chat_renderer.render(p) if isinstance(p, ChatPrompt) else p for p in prompts]
@@ -55,11 +56,10 @@ class InputProcessor:
         for prompt, one in zip(rendered, each, strict=True):
             biases_of(one, self.eos_ids)  # refuses here what would not fit into a slot
             requests += make_requests(prompt, one, *model, len(requests))
+        for request in requests:
+            if request.params.seed is None:
+                request.engine_seed = self.seeds.draw()
         return requests
-
-    def _own_params(self, params: SamplingParams) -> SamplingParams:
-        """A request's own copy, with a seed. UsageError: a value that was changed is wrong."""
-        return params.checked(seed=self.seeds.draw() if params.seed is None else params.seed)
 
     @property
     def chat_renderer(self) -> ChatRenderer:

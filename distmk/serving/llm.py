@@ -59,6 +59,10 @@ class LLM:
     Hopper.
     `max_num_seqs`: sequences that run at once, 1 to 128, and no more than an iteration carries tokens. None: 128 on GPUs, 16
     without; there more are slower.
+    `deterministic`: a request's logits and tokens are the same bits alone and in any company, with or without cached prefixes,
+    and after it was put back. Every iteration then carries at most 16 tokens, and attention is cut at fixed positions: prompts
+    are read more slowly, at most 16 sequences run at once, and long contexts of one sequence decode somewhat more slowly.
+    Bits still depend on the number of ranks and workers, and on the hardware.
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
     their own. None: every worker runs one in its idle time. `gpu_memory_utilization`: share of each GPU's memory (of the
@@ -98,6 +102,7 @@ class LLM:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         deadline_s: float | None = None,
+        deterministic: bool = False,
         keep_logits: bool = False,
         trace_iterations: int = 0,
         num_schedulers: int | None = None,
@@ -127,6 +132,7 @@ class LLM:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 deadline_s=deadline_s,
+                deterministic=deterministic,
                 keep_logits=keep_logits,
                 trace_iterations=trace_iterations,
                 num_schedulers=num_schedulers,

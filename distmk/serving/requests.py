@@ -44,6 +44,7 @@ class Request:
     first_s: float = 0.0
     last_s: float = 0.0
     num_cached_tokens: int | None = None  # of the prompt; known with the first token
+    engine_seed: int | None = None  # that the engine's seed gives, if the parameters have none
 
     def __post_init__(self) -> None:
         skip = self.params.skip_special_tokens

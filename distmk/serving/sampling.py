@@ -31,8 +31,9 @@ class SamplingParams:
 
     The distribution: the softmax of logits / `temperature` (0: the best token), of which only the `top_k` most probable tokens
     (0 or -1: all) are left, then the fewest whose probabilities sum up to `top_p`, and those that have at least `min_p` of the
-    highest probability. `seed`: the same gives the same tokens; None: the engine's seed gives one.
-    Before that, logits are changed:
+    highest probability. `seed` (None: one that the engine's seed gives): a token's random number follows from seed, position and
+    token id alone. Repeated alone or in company a request with a seed gives the same text but for rounding, which seldom matters
+    while up to 16 such requests run at once; with `LLM(deterministic=True)` always. Before that, logits are changed:
     `logit_bias` is added by token id; `presence_penalty` is taken off once, and `frequency_penalty` as often as the token was
     generated; `repetition_penalty` divides positive logits, and multiplies others, of tokens of the prompt or the completion.
     `LLM` takes biases of up to 300 tokens, and with `min_tokens` up to 84 end and stop tokens.

@@ -42,14 +42,20 @@ def biases_of(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[Mapping[i
     return biases, banned
 
 
-def pack_sampling(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[SlotSampling, list[Bias]]:
+def pack_sampling(
+    params: SamplingParams, eos_ids: Iterable[int], engine_seed: int | None = None
+) -> tuple[SlotSampling, list[Bias]]:
     """The parameters, and what `SlotSampling.biases` is to point to: see `biases_of`. What follows from the request at its
     admission (tokens, prompt_len, num_counted) is the batcher's to fill.
+
+    `engine_seed`: where the parameters have no seed; None: a random one. A request is SEEDED by a seed of its own alone.
     """
+    seed = engine_seed if params.seed is None else params.seed
     biases, banned = biases_of(params, eos_ids)
     repetition, presence, frequency = penalties_of(params)
+    penalizes = penalties_of(params) != NO_PENALTIES
     slot = SlotSampling(
-        seed=int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed % (1 << 64),
+        seed=int.from_bytes(os.urandom(8), "little") if seed is None else seed % (1 << 64),
         temperature=params.temperature,
         top_p=params.top_p,
         min_p=params.min_p,
@@ -62,6 +68,6 @@ def pack_sampling(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[SlotS
         num_banned=len(banned),
         num_logprobs=-1 if params.logprobs is None else params.logprobs,
         num_prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
-        flags=SamplingFlag.PENALTIES if penalties_of(params) != NO_PENALTIES else 0,
+        flags=SamplingFlag.PENALTIES * penalizes | SamplingFlag.SEEDED * (params.seed is not None),
     )
     return slot, [Bias(token, value) for token, value in [*biases.items(), *((token, 0.0) for token in banned)]]

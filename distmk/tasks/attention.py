@@ -25,6 +25,7 @@ from distmk.graph.task import (
 from distmk.tasks.slots import check_num_slots, check_slot_capacity
 from distmk.tasks.splits import (
     AttentionShape,
+    check_fixed_splits,
     check_scores,
     check_splits,
     fewest_splits,
@@ -180,8 +181,9 @@ class Attention(Task):
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
         require(step.max_positions <= args.num_positions, "the rope table has too few positions")
+        check_fixed_splits(args, step.max_positions)
         seen = most_seen(step.max_positions, args.window)
-        is_long = seen > fewest_splits(args, step.max_slots) * POSITIONS_PER_PASS
+        is_long = args.split_budget and seen > fewest_splits(args, step.max_slots) * POSITIONS_PER_PASS
         require(bool(args.long_splits or not is_long), "a split may be longer than long_splits says")
         check_slot_capacity(args, step)
 
@@ -245,6 +247,7 @@ class GeneralAttention(Attention):
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
         require(step.max_positions <= args.num_positions, "the rope table has too few positions")
+        check_fixed_splits(args, step.max_positions)
 
     @classmethod
     def _check_kind(cls, args: Any) -> None:
@@ -276,5 +279,7 @@ def _check_attention(args: Any) -> None:
     )
     require((args.kv_begin + args.num_kv) * args.group < 2**32, "there are too many KV heads")
     require(args.polls <= 1 and args.long_splits <= 1, "a flag is neither 0 nor 1")
+    require(args.split_budget > 0 or not args.long_splits, "fixed splits are not streamed")
+    require(args.split_budget > 0 or not args.fused_combine_len, "fixed splits are combined by a task of their own")
     if not args.fused_partials:
         require(not args.fused_combine_len and not args.reset, "there are no fused partials")

@@ -8,7 +8,7 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, MAX_SEGMENTS, TOKENS_PER_SEGMENT, Candidate, LogprobRecord, SlotSampling
+from distmk.abi import MAX_ROWS, Candidate, LogprobRecord, SlotSampling
 from distmk.graph.regions import Region
 from distmk.graph.task import (
     Access,
@@ -33,6 +33,7 @@ from distmk.tasks.slots import (
 SLOT_BYTES = ctypes.sizeof(SlotSampling)
 DRAWN_BYTES, RECORD_BYTES = ctypes.sizeof(Candidate), ctypes.sizeof(LogprobRecord)
 SLOTS: Content = ("slot sampling",)
+MAX_VOCAB = 1 << 23  # the sum of all tokens' probabilities, at most 2**40 each, fits 64 bits
 VECTOR = 4  # logits that are loaded together
 
 
@@ -217,8 +218,9 @@ class SampleRow(Task):
     `CountTokens`. mask: i32 [num_slots, words], a bit for each token that is allowed. adjusted: f32, room for a row of logits.
     drawn: u8, the Candidate, whose value has no meaning. record: u8, LogprobRecord. wide: the batch is a WideBatch.
 
-    Inverse transform sampling: Devroye, Non-Uniform Random Variate Generation, 1986, II.2; top-p by rejection, as FlashInfer's
-    samplers (Ye et al., arXiv:2501.01005): Holtzman et al., arXiv:1904.09751; min-p: Nguyen et al., arXiv:2407.01082.
+    A draw is the argmax of logit / temperature plus Gumbel noise (Maddison et al., arXiv:1411.0030) over the kept tokens, with
+    one random number a token by seed, position and token id. top-p: Holtzman et al., arXiv:1904.09751, by rejection, as
+    FlashInfer's samplers (Ye et al., arXiv:2501.01005); min-p: Nguyen et al., arXiv:2407.01082.
     """
 
     logits: Region = None  # type: ignore[assignment]
@@ -282,7 +284,7 @@ class SampleRow(Task):
         check_num_rows(args.num_rows)
         require(args.row < args.num_rows, "there is no such row")
         require(args.num_ranks > 0 and args.vocab > 0, "there is no vocabulary")
-        require(args.vocab // TOKENS_PER_SEGMENT + 2 * args.num_ranks <= MAX_SEGMENTS, "the vocabulary is too large")
+        require(args.vocab <= MAX_VOCAB, "the vocabulary is too large")
         require(args.section_stride % VECTOR == 0, "sections are not of whole vectors")
         require(args.section_stride >= -(-args.vocab // args.num_ranks), "a section is smaller than a rank's shard")
         row_bytes = 4 * args.num_ranks * args.section_stride

@@ -10,6 +10,7 @@ from distmk.errors import UsageError
 from distmk.graph.task import Content, require
 
 ANY_LENGTH = 2**31 - 1
+KV_TILE = 16  # positions that a GPU's warp takes at once
 MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
 FUSED_HEAD_ELEMENTS = 64  # a fused combine takes heads of so many, or twice, four times, ... as many
 MOST_HEADS = 2**16 - 1  # and elements of a head, as arguments of tasks have 16 bits for them
@@ -63,8 +64,15 @@ def check_splits(args: Any) -> None:
     """Raise ValueError for arguments that give no splits."""
     require(args.head_dim > 0, "head_dim is 0")
     require(1 <= args.max_splits <= MAX_SPLITS, "max_splits is out of range")
-    require(args.min_split > 0 and args.split_budget > 0, "there are no splits")
+    require(args.min_split > 0, "there are no splits")
+    require(args.split_budget > 0 or args.min_split % KV_TILE == 0, "fixed splits are not of whole tiles")
     check_window(args)
+
+
+def check_fixed_splits(args: Any, max_positions: int) -> None:
+    """Raise ValueError if fixed splits do not cover sequences of `max_positions`."""
+    covered = args.max_splits * args.min_split
+    require(args.split_budget > 0 or max_positions <= covered, "fixed splits do not cover a sequence")
 
 
 def check_window(args: Any) -> None:
@@ -120,12 +128,13 @@ class AttentionShape:
     max_pages: int  # of one sequence
     num_pages: int  # of the cache
     max_splits: int
-    min_split: int  # positions that a split should have at least
+    min_split: int  # positions that a split should have at least; of fixed splits: that each has
     num_workers: int
     num_slots: int = MAX_ROWS  # rows of the page table
     window: int = ANY_LENGTH  # positions that a row sees, its own included
     scale: float | None = None  # of scores; None: head_dim ** -0.5
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    fixed_splits: bool = False  # splits depend on nothing else in the batch (csrc/runtime/splits.h)
 
     def __post_init__(self) -> None:
         most = max(self.num_q, self.num_kv, self.group, self.head_dim)
@@ -139,12 +148,15 @@ class AttentionShape:
 
     @property
     def split_budget(self) -> int:
-        """Splits of one KV head, all sequences together: enough for one instance a worker."""
-        return max(1, self.num_workers // self.num_kv)
+        """Splits of one KV head, all sequences together: enough for one instance a worker. 0: fixed splits."""
+        return 0 if self.fixed_splits else max(1, self.num_workers // self.num_kv)
 
     def has_long_splits(self, max_model_len: int, max_seqs: int) -> bool:
-        """Whether a split may have more than POSITIONS_PER_PASS positions."""
-        return most_seen(max_model_len, self.window) > fewest_splits(self, max_seqs) * POSITIONS_PER_PASS
+        """Whether splits may have more than POSITIONS_PER_PASS positions, and are streamed. Fixed ones never are: a streamed
+        split is added up in another order.
+        """
+        longest = fewest_splits(self, max_seqs) * POSITIONS_PER_PASS
+        return not self.fixed_splits and most_seen(max_model_len, self.window) > longest
 
     @property
     def fused_combine_len(self) -> int:

@@ -26,7 +26,7 @@ def test_slot_of_a_request() -> None:
     )
     slot, biases = pack_sampling(params, (2, 4))
     assert (slot.temperature, slot.top_k, slot.seed, slot.min_tokens) == (0.5, 0, 2**64 - 1, 3)
-    assert (slot.num_logprobs, slot.num_prompt_logprobs, slot.flags) == (20, -1, 0)
+    assert (slot.num_logprobs, slot.num_prompt_logprobs, slot.flags) == (20, -1, SamplingFlag.SEEDED)
     assert [(bias.token, bias.value) for bias in biases] == [(7, -2.5), (2, 0.0), (4, 0.0), (9, 0.0)]
     assert (slot.num_biases, slot.num_banned) == (1, 3)
     slot, biases = pack_sampling(SamplingParams(frequency_penalty=0.5), (2,))

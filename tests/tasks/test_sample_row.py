@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.helpers import Runner
 from support.machine import command, on, require, run_job
+from support.race import philox, race_scores
 from support.sampling_board import SamplingBoard, empty_case, make_slot
 from support.sampling_cases import VOCAB, Case, distribution, make_cases, p_value
 
@@ -39,8 +40,8 @@ def draw(runner: Runner, backend: str, num_draws: int, num_sections: int) -> dic
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "num_sections"), [on(b, n) for b in ("host", "emulated", "cuda") for n in (1, 2)])
 def test_draws_have_the_distribution(runner: Runner, backend: str, num_sections: int) -> None:
-    """Pearson's chi-square for every case, at as many positions as draws. A second time with another division of the vocabulary
-    and on the host, the same tokens come out.
+    """Pearson's chi-square for every case, at as many positions as draws. Draws at two positions, and with two seeds, are
+    independent. A second time with another division of the vocabulary and on the host, the same tokens come out.
     """
     require(backend)
     found = draw(runner, backend, DRAWS[backend], num_sections)
@@ -48,11 +49,34 @@ def test_draws_have_the_distribution(runner: Runner, backend: str, num_sections:
     for case, counts in zip(cases, found["counts"], strict=True):
         p = p_value(np.array(counts), distribution(case))
         assert p > LEAST_P, f"{case.name}: p = {p}"
+    check_independence({case.name: case for case in cases}, found["paired"])
+    for index, (case, tokens) in enumerate(zip(cases, found["first"], strict=True)):
+        check_race(case, SEED + index, tokens)
     for case, record, tokens in zip(cases, found["records"], found["first"], strict=True):
         check_record(case, record, tokens[0])
     again = draw(runner, "host", 64, 3 - num_sections)
     same = np.array(found["first"])[:, :16] == np.array(again["first"])[:, :16]
     assert same.mean() > (0.99 if backend == "cuda" else 0.999), f"{(~same).sum()} other tokens"
+
+
+def check_independence(cases: dict[str, Case], paired: dict[str, list[int]]) -> None:
+    """The joint distribution of two draws is the product of theirs."""
+    (one, ones), (other, others) = ((cases[name], np.array(tokens)) for name, tokens in paired.items())
+    pairs = {f"of one seed, {lag} apart": (one, one, ones[:-lag], ones[lag:]) for lag in (1, 2, 4)}
+    pairs["of two seeds"] = (one, other, ones, others)
+    for name, (first, second, firsts, seconds) in pairs.items():
+        counts = np.zeros((VOCAB, VOCAB), int)
+        np.add.at(counts, (firsts, seconds), 1)
+        joint = torch.outer(distribution(first), distribution(second)).reshape(-1)
+        assert (p := p_value(counts.reshape(-1), joint)) > LEAST_P, f"two draws {name}: p = {p}"
+
+
+def check_race(case: Case, seed: int, tokens: list[int]) -> None:
+    """Every draw is the token that wins the race, or one whose score equals its score up to rounding."""
+    probs = distribution(case)
+    for position, token in enumerate(tokens):
+        scores = race_scores(probs, seed, position)
+        assert scores[token] > scores.max() - 1e-4, f"{case.name}: {token} at {position}, expected {scores.argmax()}"
 
 
 def check_record(case: Case, record: dict[str, Any], token: int) -> None:
@@ -76,6 +100,41 @@ def run_once(
         board.fill(session, filled, [make_slot(case, SEED + i, **slot) for i, case in enumerate(filled)])
         board.run(session, 0, sample, len(cases))
         return board.tokens_drawn(session)[:, : len(cases)], board.records_of(session)[:, : len(cases)]
+
+
+def test_philox() -> None:
+    """The generator of the oracle, by the known answers that Random123 comes with."""
+    known = {
+        (0, 0, 0, 0, 0): (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
+        (0xFFFFFFFF,) * 4 + (0xFFFFFFFFFFFFFFFF,): (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0x299F31D0A4093822): (
+            *(0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    }
+    for (*counter, key), want in known.items():
+        assert tuple(philox(np.array(counter, np.uint32), key).tolist()) == want
+
+
+@pytest.mark.parametrize("parameters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 2000, "min_p": 1e-4}], ids=str)
+def test_small_changes_seldom_change_a_token(parameters: dict[str, Any]) -> None:
+    """Logits that differ by less than 0.004 of total variation give other tokens in at most 1 % of the draws."""
+    rng, vocab, num_batches = np.random.default_rng(SEED), 5003, 128
+    before = [torch.from_numpy(rng.normal(0, 2, vocab).astype(np.float32)) for _ in range(MAX_ROWS)]
+    after = [logits + torch.from_numpy(rng.normal(0, 0.009, vocab).astype(np.float32)) for logits in before]
+    change = [
+        0.5 * (a.double().softmax(0) - b.double().softmax(0)).abs().sum() for a, b in zip(before, after, strict=True)
+    ]
+    assert 0.001 < max(change) < 0.004
+    board, tokens = SamplingBoard(vocab, 3, num_batches, 1), []
+    with distmk.connect(1) as bootstrap, distmk.Session(board.graph, bootstrap, backend="host") as session:
+        for rows in (before, after):
+            cases = [Case("", logits, **parameters) for logits in rows]
+            board.fill(session, cases, [make_slot(case, SEED) for case in cases])
+            board.run(session, 0)
+            tokens.append(board.tokens_drawn(session))
+    changed = (tokens[0] != tokens[1]).mean()
+    assert changed <= 0.01, f"{changed:.2%} of {tokens[0].size} draws changed"
+    assert len(np.unique(tokens[0])) > 30
 
 
 def test_extremes() -> None:

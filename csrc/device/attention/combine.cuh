@@ -187,7 +187,9 @@ DISTMK_FN void body_combine(Context& context, const CombineArgs& args) {
   const Splits splits(args, batch);
   const LamportVector out{context.at<__nv_bfloat16>(args.out), context.at<__nv_bfloat16>(args.reset)};
   const uint32_t lane = threadIdx.x % 32, splits_of_row = lane < batch.num_rows ? splits.of(run_of(batch, lane)) : 1;
-  const bool in_fours = args.head_dim % COMBINE_SLICE == 0 && out.takes_four(args.out_stride);
+  // Not of fixed splits: which rows are combined in fours would depend on the other rows.
+  const bool in_fours =
+      !has_fixed_splits(args) && args.head_dim % COMBINE_SLICE == 0 && out.takes_four(args.out_stride);
   if (in_fours && __all_sync(~0u, splits_of_row <= FourRowCombine::MAX_SPLITS)) {
     combine_four_rows(context, args, batch, splits_of_row, out);
     return context.inputs_polled();  // of warps that had no row

@@ -67,8 +67,10 @@ struct ParamsOf : AttentionSplit {
   // Of this split only: another split's new positions are in another worker's shared memory.
   DISTMK_FN bool is_cached(uint32_t position) const { return position >= begin && position < min(end, first_new()); }
   DISTMK_FN bool is_new(uint32_t position) const {
-    return position >= first_new() && position >= begin && position < end;
+    return position >= first_new() && position >= begin && position < end_of_positions();
   }
+  // Behind the split's last position. A fixed split may end behind the sequence; decode rows' paths take no fixed ones.
+  DISTMK_FN uint32_t end_of_positions() const { return ONE_ROW ? end : min(end, static_cast<uint32_t>(run.kv_len)); }
 
   DISTMK_FN bool fuses_combine() const { return BATCH1 || distmk::fuses_combine(args, num_rows, run); }
   // A head's partial of a split, where the combine is fused into the consumer GEMV.
@@ -150,8 +152,8 @@ DISTMK_FN AttentionSplit split_of(const Context& context, const AttentionArgs& a
           run,
           first - args.q_begin,
           last - first,
-          split_begin(args.window, run, instance.split, instance.num_splits),
-          split_begin(args.window, run, instance.split + 1, instance.num_splits),
+          split_begin(args, run, instance.split, instance.num_splits),
+          split_begin(args, run, instance.split + 1, instance.num_splits),
           batch.num_rows};
 }
 

@@ -110,7 +110,7 @@ template <class P>
 DISTMK_FN void load_new_kv(const P& p, uint32_t first_warp, bool polls) {
   const uint32_t lane = p.lane(), dim = p.head_dim(), first = max(p.begin, p.first_new());
 #pragma unroll 1
-  for (uint32_t i = (threadIdx.x / 32 - first_warp) % NUM_WARPS; first + i / 2 < p.end; i += NUM_WARPS) {
+  for (uint32_t i = (threadIdx.x / 32 - first_warp) % NUM_WARPS; first + i / 2 < p.end_of_positions(); i += NUM_WARPS) {
     const uint32_t position = first + i / 2, row = position - p.first_new();
     const float* key = p.qkv(row, p.args.num_q + p.instance.kv_head);
     if (i % 2 == 0) {
@@ -144,7 +144,7 @@ DISTMK_FN void append_new_kv(const P& p, const KvRow& kv_row) {
   const uint32_t lane = p.lane(), dim = p.head_dim(), first = max(p.begin, p.first_new());
   if (4 * lane >= dim) return;
 #pragma unroll 1
-  for (uint32_t position = first + threadIdx.x / 32; position < p.end; position += NUM_WARPS) {
+  for (uint32_t position = first + threadIdx.x / 32; position < p.end_of_positions(); position += NUM_WARPS) {
     const uint32_t row = position - p.first_new();
     const uint64_t at = uint64_t{kv_row(position)} * dim + (4 * lane ^ p.swizzle(position));
     const auto copy = [&](__nv_bfloat16* cache, const __nv_bfloat16* from) {

@@ -142,7 +142,7 @@ class AssignmentTracker {
     if (instance_ >= num_instances) return;
     const Params p{split_of(context_, args, instance_), context_, args};
     if (lane == 0) assignment.split = p;
-    if (const uint32_t position = max(p.begin, p.first_new()); lane == NUM_WARPS && position < p.end)
+    if (const uint32_t position = max(p.begin, p.first_new()); lane == NUM_WARPS && position < p.end_of_positions())
       assignment.new_line = p.kv_row(position);
     if (lane >= NUM_WARPS) return;
     const uint32_t first = p.tile_at(lane) * KV_TILE;

@@ -19,6 +19,7 @@ static_assert(sizeof(SamplingMemory) <= WORK_BYTES + SCRATCH_BYTES, "");
 struct DeviceBlock {
   using Vector = float4;
   static constexpr uint32_t LANES = 32, NUM_WARPS = distmk::NUM_WARPS, LOADS_IN_FLIGHT = 8;
+  static constexpr uint32_t RACERS_IN_FLIGHT = 4;  // vectors of a race, which take more registers
   static_assert(sizeof(SlotSampling) % sizeof(uint64_t) == 0, "");
 
   DISTMK_FN static uint32_t index() { return threadIdx.x; }
@@ -47,11 +48,8 @@ struct DeviceBlock {
   DISTMK_FN static void set_bits(uint32_t* p, uint32_t bits) { atomicOr(p, bits); }
 
   DISTMK_FN static float exp(float x) { return __expf(x); }
+  DISTMK_FN static float log(float x) { return __logf(x); }
 
-  DISTMK_FN static uint64_t sum_of_warp(uint64_t mine) {
-    for (uint32_t step = 16; step; step >>= 1) mine += from_lane(mine, step);
-    return mine;
-  }
   // The values of all threads, combined in an order that is always the same; every thread gets the result.
   template <class T, class F>
   DISTMK_FN static T reduce(T mine, const F& combine) {

@@ -72,8 +72,9 @@ AttentionTask::AttentionTask(const Context& context, const AttentionArgs& args, 
   const auto& batch = *context.at<Batch>(args.batch);
   instance_ = attention_instance(args, batch, instance);
   run_ = batch.runs[instance_.run];
-  begin_ = split_begin(args.window, run_, instance_.split, instance_.num_splits);
-  end_ = split_begin(args.window, run_, instance_.split + 1, instance_.num_splits);
+  begin_ = split_begin(args, run_, instance_.split, instance_.num_splits);
+  end_ =
+      std::min(split_begin(args, run_, instance_.split + 1, instance_.num_splits), static_cast<uint32_t>(run_.kv_len));
   const uint32_t model_head = (args.kv_begin + instance_.kv_head) * args.group;
   first_head_ = model_head > args.q_begin ? model_head - args.q_begin : 0;
   const uint32_t past = model_head + args.group > args.q_begin ? model_head + args.group - args.q_begin : 0;

@@ -11,7 +11,7 @@ struct HostBlock {
   struct Vector {
     float x, y, z, w;
   };
-  static constexpr uint32_t LANES = 1, NUM_WARPS = 1, LOADS_IN_FLIGHT = 1;
+  static constexpr uint32_t LANES = 1, NUM_WARPS = 1, LOADS_IN_FLIGHT = 1, RACERS_IN_FLIGHT = 1;
   static constexpr uint32_t index() { return 0; }
   static constexpr uint32_t size() { return 1; }
   static constexpr uint32_t lane() { return 0; }
@@ -35,7 +35,7 @@ struct HostBlock {
   }
   static void set_bits(uint32_t* p, uint32_t bits) { *p |= bits; }
   static float exp(float x) { return expf(x); }
-  static uint64_t sum_of_warp(uint64_t mine) { return mine; }
+  static float log(float x) { return logf(x); }
   template <class T, class F>
   static T reduce(const T& mine, const F&) {
     return mine;

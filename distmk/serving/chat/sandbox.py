@@ -35,8 +35,9 @@ class ChatTemplate:
     content: ContentForm
 
     def pieces(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> Iterator[str]:
-        """The text of a conversation whose messages fit `content`, piece by piece. RefusalError; any other exception: the template
-        does not fit it.
+        """The text of a conversation whose messages fit `content`, piece by piece.
+
+        RefusalError; any other exception: the template does not fit the conversation.
         """
         return self.inner.generate({**variables, "messages": messages})
 

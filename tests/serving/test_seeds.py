@@ -1,0 +1,93 @@
+"""A request with a seed, repeated: the same text but for rounding, whatever else the engine does.
+
+python -m pytest -q -s -m slow tests/serving/test_seeds.py     # the share of 40-token texts that are equal, some minutes
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distmk import LLM, SamplingParams
+
+TEXT = Path(__file__).resolve().parents[2] / "README.md"
+NUM_PAGES = 14  # of 16 tokens; the longest sequence takes 10
+MAX_MODEL_LEN = 160
+
+
+@dataclass
+class Repeated:
+    """A request, its text on an idle engine, and those of its repetitions."""
+
+    prompt: list[int]
+    params: SamplingParams
+    alone: str = ""
+    again: list[str] = field(default_factory=list)
+
+    def run(self, llm: LLM) -> str:
+        return llm.generate([self.prompt], self.params, use_tqdm=False)[0].outputs[0].text
+
+    def repeat(self, llm: LLM, delay_s: float) -> None:
+        time.sleep(delay_s)
+        self.again.append(self.run(llm))
+
+
+def make_requests(llm: LLM, rng: np.random.Generator, num: int, max_tokens: int) -> list[Repeated]:
+    """Prompts of 4 to 100 tokens from anywhere in a text; a third of them begin alike."""
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode(TEXT.read_text())
+    made = []
+    for number in range(num):
+        begin, length = int(rng.integers(len(ids) - 200)), int(rng.integers(4, 60))
+        prompt = [*(ids[:40] if number % 3 == 0 else []), *ids[begin : begin + length]]
+        top_p, top_k = float(rng.choice([0.9, 1.0])), int(rng.choice([0, 50]))
+        temperature, seed = float(rng.choice([0.7, 1.0])), int(rng.integers(1 << 62))
+        params = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        )
+        made.append(Repeated(prompt, params))
+    return made
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("num_requests", "max_tokens", "repetitions", "least_equal"),
+    [(6, 12, 2, 0.8), pytest.param(60, 40, 3, 0.97, marks=pytest.mark.slow)],
+)
+def test_the_same_seed_gives_the_same_text(
+    smollm2: Path,
+    rng: np.random.Generator,
+    num_requests: int,
+    max_tokens: int,
+    repetitions: int,
+    least_equal: float,
+) -> None:
+    """Repetitions come at random times, up to a few at once, with cached prefixes and too few pages for all."""
+    options = {"max_model_len": MAX_MODEL_LEN, "num_gpu_blocks_override": NUM_PAGES, "idle_exit_s": None}
+    with LLM(str(smollm2), **options) as llm:  # type: ignore[arg-type]
+        requests = make_requests(llm, rng, num_requests, max_tokens)
+        began = time.monotonic()
+        for request in requests:
+            request.alone = request.run(llm)
+        span_s = time.monotonic() - began
+        pauses = random.Random(int(rng.integers(1 << 30)))
+        threads = [
+            threading.Thread(target=request.repeat, args=(llm, pauses.uniform(0, repetitions * span_s / 2)))
+            for request in requests
+            for _ in range(repetitions)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        stats = llm.stats()
+    found = [text == request.alone for request in requests for text in request.again]
+    print(f"{sum(found)} of {len(found)} texts of {max_tokens} tokens are equal; {stats}")
+    assert len(found) == repetitions * num_requests and len({request.alone for request in requests}) == num_requests
+    assert sum(found) >= least_equal * len(found)
