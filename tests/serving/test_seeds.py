@@ -10,11 +10,14 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from support.pages import random_ids
 
 from distmk import LLM, SamplingParams
+from distmk.serving.sampling import RequestOutput
 
 TEXT = Path(__file__).resolve().parents[2] / "README.md"
 NUM_PAGES = 14  # of 16 tokens; the longest sequence takes 10
@@ -91,3 +94,29 @@ def test_the_same_seed_gives_the_same_text(
     print(f"{sum(found)} of {len(found)} texts of {max_tokens} tokens are equal; {stats}")
     assert len(found) == repetitions * num_requests and len({request.alone for request in requests}) == num_requests
     assert sum(found) >= least_equal * len(found)
+
+
+def test_rows_of_seeded_requests_keep_to_programs(tiny_model: Path, rng: np.random.Generator) -> None:
+    """Wide iterations round differently, but compute the same rows in any company: most log probabilities have the same bits."""
+    prompts = [random_ids(rng, int(n)) for n in rng.integers(1, 100, 12)]
+    params = [
+        SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.5, seed=seed, logprobs=2) for seed in range(12)
+    ]
+    options: dict[str, Any] = {"num_workers": 1, "max_num_seqs": 12}
+    with LLM(str(tiny_model), **options) as llm:
+        alone = [own_logprobs(llm.generate([prompt], each)[0]) for prompt, each in zip(prompts, params, strict=True)]
+    with LLM(str(tiny_model), num_gpu_blocks_override=30, **options) as llm:
+        for _ in range(2):
+            found = [own_logprobs(output) for output in llm.generate(prompts, params)]
+            same = np.mean(
+                [a == b for got, want in zip(found, alone, strict=True) for a, b in zip(got, want, strict=True)]
+            )
+            assert same > 0.9, f"{same:.1%} of the log probabilities are equal"
+        assert llm.stats().num_preemptions
+
+
+def own_logprobs(output: RequestOutput) -> list[tuple[int, float]]:
+    """The tokens of a completion, and the log probability of each."""
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    return [(token, each[token].logprob) for token, each in zip(completion.token_ids, completion.logprobs, strict=True)]

@@ -17,6 +17,7 @@ from support.sampling_board import write
 import distmk
 from distmk.abi import MAX_ROWS, PARTIAL_FLOATS, Batch, LaunchKind, Space
 from distmk.tasks import Attention, AttentionShape, Combine
+from distmk.tasks.splits import KV_TILE
 
 pytestmark = pytest.mark.timeout(200)
 HEAD_DIM, PAGE_SIZE, SPLIT_LEN, MAX_SPLITS, MAX_LEN = 64, 16, 64, 4, 256
@@ -93,7 +94,8 @@ def positions_of(runs: Runs) -> list[Position]:
 def random_batches(rng: np.random.Generator) -> list[Runs]:
     """A full batch of three chunks; its rows again in other chunks and company; then each alone."""
     counts = (4, 5, 7)
-    ends = [int(rng.integers(20, MAX_LEN)) for _ in counts]
+    # The last rows of a chunk see one tile more than the first ones.
+    ends = [SPLIT_LEN * int(split) + 3 * KV_TILE + 2 for split in rng.permutation(MAX_SPLITS)[: len(counts)]]
     chunks = list(zip(counts, range(3), ends, strict=True))
     halves = [
         (end - begin, slot, kv_len - num_rows + end)
