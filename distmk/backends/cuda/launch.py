@@ -224,7 +224,7 @@ def _pin(memory: Any, has_contents: bool = True) -> Any:
     import torch
 
     if has_contents:
-        return torch.from_numpy(_bytes_of(memory).copy()).pin_memory()
+        return torch.from_numpy(_bytes_of(memory).reshape(-1).copy()).pin_memory()
     return torch.empty(memory.nbytes, dtype=torch.uint8, pin_memory=True)
 
 
