@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SETTLED_S = 1.0  # for which an engine has been busy before objects are frozen
+_SETTLED_S = 0.1  # for which an engine has been busy before objects are frozen
 _GROWTH = 1.25  # of all memory, after which objects that were frozen are looked through
 
 

@@ -56,7 +56,7 @@ def test_an_engine_that_is_busy_for_moments_freezes_nothing() -> None:
     heap = FrozenHeap()
     for second in range(5):
         heap.busy(second)
-        heap.busy(second + 0.9)
+        heap.busy(second + 0.9 * gc_pause._SETTLED_S)
         heap.idle()
         assert gc.get_freeze_count() == 0
 
