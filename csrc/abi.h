@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10149317000224228635ull;
+constexpr uint64_t ABI_HASH = 9958463548649787313ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -58,6 +58,8 @@ enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3, 
 
 enum class CommandKind : uint32_t { ADD = 0, CANCEL = 1, FINISH = 2 };
 
+enum class WeightFormatId : uint32_t { BF16 = 0 };
+
 enum class Abort : uint32_t { NONE = 0, HANG = 1, RANK_LOST = 2, INTERRUPTED = 3 };
 
 enum class Mark : uint32_t { TASK = 0, TIME = 1, ENTERED = 2, PREPARED = 3, INPUTS = 4, FIRST = 5, LAST = 6, MET = 7, STORED = 8, LEFT = 9 };
@@ -65,6 +67,16 @@ enum class Mark : uint32_t { TASK = 0, TIME = 1, ENTERED = 2, PREPARED = 3, INPU
 enum class RowSample : uint32_t { NONE = 0, GREEDY = 1, DRAW = 2, SCORE = 3 };
 
 enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2, SEEDED = 4 };
+
+// distmk/formats/bf16.py
+struct Bf16Format {
+  static constexpr uint32_t ELEMENT_BITS = 16u, COPY_ALIGN_BYTES = 16u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements * ELEMENT_BITS / 8;
+  }
+};
 
 struct Wait {
   uint32_t event;

@@ -15,7 +15,7 @@ LAYERS = [
     ["console", "parameter_checks", "user_files"],
     ["progress"],
     ["model"],
-    ["models"],
+    ["models", "formats"],
     ["graph"],
     ["tasks", "weights"],
     ["sync"],

@@ -28,7 +28,7 @@ MAX_RANKS = 64
 EVENT_STRIDE_BYTES = 64  # one event per cache line, or polls of neighbouring counters would slow each other down
 TASK_ARGS_BYTES = 160
 NO_EVENT = 0xFFFFFFFF
-# How a GPU streams weights (distmk/weights/packing.py, csrc/device/core/pipeline.cuh).
+# How a GPU streams weights (distmk/formats/tiles.py, csrc/device/core/pipeline.cuh).
 M_TILE = 16
 K_TILE = 256  # columns of a weight tile: 8 KB, the smallest bulk copy that reaches full bandwidth
 N_TILE = 8  # tokens of a tensor-core product; a body that polls writes up to so many rows before its waits are met
@@ -118,6 +118,12 @@ class CommandKind(enum.IntEnum):
     FINISH = 2
 
 
+class WeightFormatId(enum.IntEnum):
+    """How the elements of a matrix are stored (distmk/formats)."""
+
+    BF16 = 0
+
+
 class Abort(enum.IntEnum):
     """Why a launch was given up: the values of the abort flag."""
 
@@ -151,6 +157,7 @@ ENUMS: tuple[type[enum.IntEnum], ...] = (
     WideEpilogue,
     FinishReason,
     CommandKind,
+    WeightFormatId,
     Abort,
     Mark,
     RowSample,

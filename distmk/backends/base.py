@@ -94,8 +94,8 @@ class Backend(Protocol):
         """
         ...
 
-    def write(self, placed: Placed, row: int, array: Any) -> None:
-        """Write an array, or a tensor on `device`, to the rows of an allocation from `row` on."""
+    def write(self, placed: Placed, offset_bytes: int, array: Any) -> None:
+        """Write an array, or a tensor on `device`, to an allocation, from byte `offset_bytes` on."""
         ...
 
     def reset(self) -> None:

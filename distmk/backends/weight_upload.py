@@ -15,7 +15,6 @@ from distmk.program.layout import Placed
 from distmk.program.program import Program
 from distmk.progress import Progress
 from distmk.weights.checkpoint import Checkpoint, RowRange
-from distmk.weights.packing import pack
 from distmk.weights.rows import Rows, open_rows
 
 NUMPY_TYPES: dict[str, npt.DTypeLike] = {"f32": np.float32, "bf16": np.uint16, "i32": np.int32, "u8": np.uint8}
@@ -28,7 +27,7 @@ def upload_constants(program: Program, backend: Backend, rank: int) -> None:
             block = weight.data.reshape(weight.rows, weight.cols)
             if weight.tiling:
                 slabs = [end - begin for begin, end in weight.tiling.slabs]
-                block = pack(block, slabs, weight.tiling.paired)
+                block = weight.format.pack(block, slabs, weight.tiling.paired)
             backend.write(allocation, 0, block)
 
 
@@ -80,14 +79,16 @@ def _upload_matrix(
         block = rows.read(list(_row_ranges(weight, begin, end)), cols)
         if factors is not None:
             rows.scale(block, factors)
-        backend.write(allocation, begin, pack(block, slabs, weight.tiling.paired) if weight.tiling else block)
-        loaded.add(sum(slabs) * weight.row_bytes)
+        stored = weight.format.pack(block, slabs, weight.tiling.paired) if weight.tiling else block
+        offset = weight.offset_of(begin)
+        backend.write(allocation, offset, stored)
+        loaded.add(weight.offset_of(end) - offset)
         begin = end
 
 
 def _pieces(weight: Weight, max_bytes: int) -> Iterator[list[int]]:
     """Partition a matrix' rows into pieces of at most `max_bytes` but at least one slab (or row): the rows of each slab."""
-    max_rows = max(1, max_bytes // weight.row_bytes)
+    max_rows = max(1, max_bytes // weight.bytes_of(1))
     if not weight.tiling:
         yield from ([min(max_rows, weight.rows - begin)] for begin in range(0, weight.rows, max_rows))
         return

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from operator import index
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ import numpy.typing as npt
 
 from distmk.abi import Space
 from distmk.errors import UsageError
+from distmk.formats import Bf16, WeightFormat
 
 ITEM_BYTES = {"f32": 4, "bf16": 2, "i32": 4, "u8": 1}
 
@@ -79,7 +82,7 @@ class Region(NamedTuple):
 class WeightKind(enum.Enum):
     """The contents of a weight."""
 
-    MATRIX = "matrix"  # bf16 rows taken from checkpoint tensors
+    MATRIX = "matrix"  # rows taken from checkpoint tensors, in the format of the weight
     VECTOR = "vector"  # f32 [elements, 1] taken from checkpoint tensors
     ROPE = "rope"  # f32 [positions, head_dim]: cos then sin of each angle
     DATA = "data"  # an array given by the caller
@@ -98,9 +101,6 @@ class Segment:
         return self.row_end - self.row_begin
 
 
-TILE_COLS = 64  # tiled rows are padded to a multiple of this many columns
-
-
 @dataclass(frozen=True)
 class Tiling:
     """The packing of a matrix that a GPU streams: each slab, a range of rows, for itself, in tiles.
@@ -116,9 +116,9 @@ class Tiling:
 class Weight:
     """Read-only memory of one rank: columns [col_begin, col_begin + cols) of the checkpoint rows `segments`, in order, or `data`.
 
-    tiling: packing in tiles; None: rows one after another. col_scale: a checkpoint vector that every row is multiplied by,
-    column by column. offset: added to the elements of col_scale, or of a vector itself. scale: a factor of all elements. A matrix
-    is rounded to bf16 once, behind its float32 products.
+    format: of a matrix. tiling: its packing in tiles; None: rows one after another. col_scale: a checkpoint vector that every
+    row is multiplied by, column by column. offset: added to the elements of col_scale, or of a vector itself. scale: a factor of
+    all elements. A matrix is rounded to its format once, behind its float32 products.
     """
 
     name: str
@@ -133,18 +133,41 @@ class Weight:
     col_scale: str | None = None
     offset: float = 0.0
     scale: float = 1.0
+    format: type[WeightFormat] = Bf16
 
     @property
-    def row_bytes(self) -> int:
-        if self.tiling:
-            return -(-self.cols // TILE_COLS) * TILE_COLS * 2
-        if self.data is not None:
-            return int(self.data.dtype.itemsize) * self.cols
-        return self.cols * (2 if self.kind is WeightKind.MATRIX else 4)
+    def pitch(self) -> int:
+        """Elements that a row of a matrix takes."""
+        return self.format.pitch(self.cols, self.tiling is not None)
+
+    def bytes_of(self, num_rows: int) -> int:
+        """Bytes of `num_rows` rows that are a slab, or that have no tiles."""
+        if self.tiling or self.kind is WeightKind.MATRIX:
+            return self.format.slab_bytes(num_rows, self.cols, self.tiling is not None)
+        item_bytes = ITEM_BYTES["f32"] if self.data is None else int(self.data.dtype.itemsize)
+        return num_rows * self.cols * item_bytes
+
+    def offset_of(self, row: int) -> int:
+        """The byte at which `row` begins; in tiles, a slab must begin with it."""
+        return self._slab_offsets[row] if self.tiling else self.bytes_of(row)
 
     @property
     def num_bytes(self) -> int:
-        return self.rows * self.row_bytes
+        return self.offset_of(self.rows)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and bytes of a row of the memory that it takes; one row where slabs have more than their rows' bytes."""
+        row_bytes = self.bytes_of(1)
+        return (self.rows, row_bytes) if self.num_bytes == self.rows * row_bytes else (1, self.num_bytes)
+
+    @cached_property
+    def _slab_offsets(self) -> dict[int, int]:
+        """Byte offsets by the first row of a slab, and the end."""
+        assert self.tiling
+        sizes = (self.bytes_of(end - begin) for begin, end in self.tiling.slabs)
+        begins = (*(begin for begin, _ in self.tiling.slabs), self.rows)
+        return dict(zip(begins, accumulate(sizes, initial=0), strict=True))
 
 
 class Slab(NamedTuple):
@@ -160,4 +183,4 @@ class Slab(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        return self.rows * self.weight.row_bytes
+        return self.weight.offset_of(self.row_end) - self.weight.offset_of(self.row_begin)

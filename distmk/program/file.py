@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from distmk.abi import ProgramHeader, Space
 from distmk.errors import DistmkError, UsageError
+from distmk.formats import FORMATS
 from distmk.graph.regions import Buffer, Segment, Tiling, Weight, WeightKind
 from distmk.program.layout import HEADER_FIELDS, Placed, Placement
 from distmk.program.program import SECTIONS, Program, RankProgram, join_digests
@@ -190,12 +191,12 @@ def _encoded(weight: Weight, allocation: Placed) -> list[Any]:
     segments = [[s.tensor, s.row_begin, s.row_end] for s in weight.segments]
     return [
         weight.name, weight.rows, weight.cols, weight.kind.value, weight.col_begin, segments, tiling, weight.col_scale,
-        weight.offset, weight.scale, allocation.offset
+        weight.offset, weight.scale, int(weight.format.id), allocation.offset
     ]  # fmt: skip
 
 
 def _weight(rank: int, entry: list[Any]) -> tuple[Weight, Placed]:
-    name, rows, cols, kind, col_begin, segments, tiling, col_scale, offset, scale, arena_offset = entry
+    name, rows, cols, kind, col_begin, segments, tiling, col_scale, offset, scale, format_id, arena_offset = entry
     weight = Weight(
         name,
         rank,
@@ -208,5 +209,6 @@ def _weight(rank: int, entry: list[Any]) -> tuple[Weight, Placed]:
         col_scale=col_scale,
         offset=offset,
         scale=scale,
+        format=FORMATS[format_id],
     )
-    return weight, Placed(name, Space.LOCAL, rank, arena_offset, rows, weight.row_bytes, read_only=True)
+    return weight, Placed(name, Space.LOCAL, rank, arena_offset, *weight.extent, read_only=True)

@@ -63,7 +63,7 @@ class Placement:
             buffer = self.buffers[ref.buffer]
             return operand(buffer.space, buffer.offset + ref.begin * ITEM_BYTES[ref.buffer.dtype])
         if isinstance(ref, Slab):
-            return operand(Space.LOCAL, self.weights[ref.weight].offset + ref.row_begin * ref.weight.row_bytes)
+            return operand(Space.LOCAL, self.weights[ref.weight].offset + ref.weight.offset_of(ref.row_begin))
         return operand(Space.LOCAL, self.weights[ref].offset)
 
 
@@ -139,7 +139,5 @@ class _Arena:
 
     def place_weight(self, weight: Weight) -> None:
         offset = self.local_ends[weight.rank]
-        self.weights[weight] = Placed(
-            weight.name, Space.LOCAL, weight.rank, offset, weight.rows, weight.row_bytes, read_only=True
-        )
+        self.weights[weight] = Placed(weight.name, Space.LOCAL, weight.rank, offset, *weight.extent, read_only=True)
         self.local_ends[weight.rank] = align(offset + weight.num_bytes)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distmk import abi
+from distmk.formats import FORMATS, WeightFormat
 from distmk.graph.task import TASK_TYPES, Task
 
 C_NAMES: dict[type, str] = {
@@ -61,6 +62,22 @@ def _struct(cls: type[ctypes.Structure]) -> list[str]:
     lines.append(f"static_assert(sizeof({cls.__name__}) == {ctypes.sizeof(cls)});")
     lines += [f"static_assert(offsetof({cls.__name__}, {name}) == {getattr(cls, name).offset});" for name, _ in fields]
     return [*lines, ""]
+
+
+def _format(weight_format: type[WeightFormat]) -> list[str]:
+    name, bits = weight_format.name.capitalize(), weight_format.element_bits
+    return [
+        f"// distmk/formats/{weight_format.name}.py",
+        f"struct {name}Format {{",
+        f"  static constexpr uint32_t ELEMENT_BITS = {bits}u, COPY_ALIGN_BYTES = {weight_format.copy_align_bytes}u;",
+        "  // Bytes of elements, without scales.",
+        "  template <class Count>",
+        "  static constexpr Count bytes(Count elements) {",
+        "    return elements * ELEMENT_BITS / 8;",
+        "  }",
+        "};",
+        "",
+    ]
 
 
 FLAGS = (
@@ -132,6 +149,8 @@ def _body(own: Types, absent: Types = ()) -> list[str]:
     for enum_type in abi.ENUMS:
         members = ", ".join(f"{member.name} = {int(member)}" for member in enum_type)
         lines += [f"enum class {enum_type.__name__} : uint32_t {{ {members} }};", ""]
+    for weight_format in FORMATS.values():
+        lines += _format(weight_format)
     for struct in abi.STRUCTS:
         lines += _struct(struct)
     for args in dict.fromkeys(task.Args for task in types):

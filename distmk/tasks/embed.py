@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import Epilogue
 from distmk.graph.regions import Region, Slab
-from distmk.graph.task import Access, Layout, Task, batch_access, constant_access, require, task_type
+from distmk.graph.task import Access, Layout, Task, batch_access, require, task_type, weight_access
 from distmk.tasks.linear import check_epilogue, output_accesses
 
 
@@ -91,5 +91,5 @@ class Embed(Task):
         require(args.col_begin + args.n <= args.k, "columns that the table does not have")
         require(bool(args.out_bf16 or not args.reset), "there is no out_bf16 to reset")
         num_tokens = args.last_token - args.first_token
-        found = [constant_access(rank, args.table, 2 * args.k, num_tokens), batch_access(rank, args.batch)]
+        found = [weight_access(rank, args.table, args.k, num_tokens), batch_access(rank, args.batch)]
         return found + output_accesses(args, rank, num_ranks, args.n)

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from distmk.abi import GATED, MAX_FUSED_COMBINE_COLS, MAX_ROWS, Candidate, Epilogue
 from distmk.errors import UsageError
-from distmk.graph.regions import TILE_COLS, Region, Slab
+from distmk.formats.tiles import padded_cols
+from distmk.graph.regions import Region, Slab
 from distmk.graph.task import (
     Access,
     Layout,
@@ -25,6 +26,7 @@ from distmk.graph.task import (
     rows_of,
     task_type,
     vector_accesses,
+    weight_access,
 )
 from distmk.tasks.splits import (
     SPLIT_FIELDS,
@@ -189,7 +191,7 @@ class Linear(Task):
             batch=layout.operand(self.batch),
             logits=layout.operand(self.logits),
             k=self.x.cols,
-            k_pitch=self.slab.weight.row_bytes // 2,
+            k_pitch=self.slab.weight.pitch,
             n=self.slab.rows // 2 if self.epilogue in GATED else self.slab.rows,
             x_stride=self.x.buffer.cols,
             out_stride=self.out.buffer.cols,
@@ -211,7 +213,7 @@ class Linear(Task):
         x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
         found = [
             x._replace(early=bool(args.polls)),
-            constant_access(rank, args.weight, 2 * args.k_pitch, args.n * halves),
+            weight_access(rank, args.weight, args.k_pitch, args.n * halves),
         ]
         if args.epilogue == Epilogue.ADD:
             old = f32_access(False, rank, args.out, args.n, rows, args.out_stride)
@@ -250,7 +252,7 @@ def _check_linear(args: Any) -> None:
     require(args.epilogue == Epilogue.ARGMAX or not (args.logits or args.softcap), "the epilogue has no logits")
     require(0 <= args.softcap < math.inf, "softcap is no limit")
     require(args.normalized <= 1 and args.polls <= 1 and args.keeps_logits <= 1, "a flag is neither 0 nor 1")
-    require(args.k_pitch in (args.k, -(-args.k // TILE_COLS) * TILE_COLS), "rows of the weight are not of k columns")
+    require(args.k_pitch in (args.k, padded_cols(args.k)), "rows of the weight are not of k columns")
     require(args.x not in (args.out, args.out_bf16, args.reset), "x is an output")
     if args.fused_partials:
         require(

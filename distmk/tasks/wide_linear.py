@@ -11,8 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from distmk.abi import MAX_WIDE_SPLITS, WIDE_GATED, WIDE_ROWS, LaunchKind, WideEpilogue
 from distmk.errors import UsageError
-from distmk.graph.regions import TILE_COLS, Region, Slab
-from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type
+from distmk.formats.tiles import padded_cols
+from distmk.graph.regions import Region, Slab
+from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type, weight_access
 from distmk.tasks.slots import check_num_rows, check_row_capacity
 from distmk.tasks.wide import activation_access, check_wide, owned_rows, wide_batch_accesses
 
@@ -143,7 +144,7 @@ class WideLinear(Task):
             out=slot,
             batch=layout.operand(self.batch),
             k=weight.cols,
-            k_pitch=weight.row_bytes // 2,
+            k_pitch=weight.pitch,
             num_rows=n,
             num_slabs=self.partition.num_slabs,
             num_reduced=self.partition.num_reduced,
@@ -171,7 +172,7 @@ class WideLinear(Task):
         _check_wide_linear(args)
         n = args.num_rows
         x = activation_access(False, rank, args.x, args.k, args.tiled, args.sampled or WIDE_ROWS)
-        found = [x, constant_access(rank, args.weight, 2 * args.k_pitch, n), *wide_batch_accesses(rank, args.batch)]
+        found = [x, weight_access(rank, args.weight, args.k_pitch, n), *wide_batch_accesses(rank, args.batch)]
         if args.bias:
             found.append(constant_access(rank, args.bias, 4, n))
         if args.epilogue == WideEpilogue.STORE:
@@ -198,8 +199,7 @@ def _check_wide_linear(args: Any) -> None:
     require(bool(args.sampled) == (args.epilogue == WideEpilogue.LOGITS), "logits are those of the sampled rows")
     require(1 <= args.num_splits <= MAX_WIDE_SPLITS, "num_splits is out of range")
     require(args.num_splits == 1 or args.epilogue == WideEpilogue.PARTS, "the epilogue has no splits")
-    pitch = -(-args.k // TILE_COLS) * TILE_COLS if args.tiled else args.k
-    require(args.k_pitch == pitch, "rows of the weight are not of k columns")
+    require(args.k_pitch == (padded_cols(args.k) if args.tiled else args.k), "rows of the weight are not of k columns")
     require(args.num_slabs > 0 and args.num_reduced < args.num_slabs, "there are no slabs")
     require(args.num_reduced * args.reduced_rows < args.num_rows, "the reduced slabs have all rows")
     require(args.epilogue not in WIDE_GATED or args.num_rows % 2 == 0, "rows of gate and up are not paired")

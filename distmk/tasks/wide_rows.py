@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import MAX_WIDE_SPLITS, WIDE_ROWS, LaunchKind
 from distmk.graph.regions import Region, Slab
-from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type
+from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type, weight_access
 from distmk.tasks.wide import activation_access, check_wide, owned_rows, wide_batch_accesses
 
 
@@ -76,7 +76,7 @@ class WideEmbed(Task):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         check_wide(args)
         require(args.first_token < args.last_token, "there are no tokens")
-        table = constant_access(rank, args.table, 2 * args.k, args.last_token - args.first_token)
+        table = weight_access(rank, args.table, args.k, args.last_token - args.first_token)
         rows = owned_rows(num_ranks)
         out = [f32_access(True, r, args.out, args.k, rows, args.out_stride) for r in range(num_ranks)]
         return [table, *out, *wide_batch_accesses(rank, args.batch)]

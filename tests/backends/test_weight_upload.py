@@ -39,12 +39,11 @@ class Memory:
         self.device = device
         self.pieces: dict[str, npt.NDArray[np.uint8]] = {}
 
-    def write(self, placed: Placed, row: int, array: Any) -> None:
+    def write(self, placed: Placed, offset_bytes: int, array: Any) -> None:
         assert isinstance(array, np.ndarray) or self.device != "cpu", "the host twin does without torch"
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         piece = self.pieces.setdefault(placed.name, np.full(placed.num_bytes, 0xEE, np.uint8))
-        begin = row * placed.row_bytes
-        piece[begin : begin + raw.size] = raw
+        piece[offset_bytes : offset_bytes + raw.size] = raw
 
 
 FACTORS = {"model.embed_tokens": 11.5, "head": 0.125, ".o": 0.22, ".down": -0.37, "o_proj.bias": 0.22}  # by ending

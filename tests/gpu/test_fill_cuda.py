@@ -12,8 +12,8 @@ from support.machine import num_gpus
 from support.tiny import make, save
 
 from distmk.backends.defaults import why_no_cuda
+from distmk.formats.tiles import pack_rows
 from distmk.weights import open_checkpoint
-from distmk.weights.packing import pack
 from distmk.weights.rows import open_rows
 
 pytestmark = [
@@ -33,7 +33,7 @@ def test_rows_and_tiles(kind: str, tmp_path: Path) -> None:
     found: list[tuple[Any, Any]] = []
     for begin in range(0, 560, 7):
         parts = [(name, begin, begin + 23) for name in names]
-        found.append(tuple(pack(rows.read(parts, slice(1, 79)), [46], True) for rows in (host, device)))
+        found.append(tuple(pack_rows(rows.read(parts, slice(1, 79)), [46], True) for rows in (host, device)))
     for number, (want, got) in enumerate(found):
         wrong = np.argwhere(got.cpu().numpy().view(np.uint16) != want)
         assert not wrong.size, f"{kind}: read {number}: {len(wrong)} elements differ, the first at {wrong[0].tolist()}"

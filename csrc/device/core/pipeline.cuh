@@ -7,7 +7,7 @@
 // time with cp.async.
 //
 // A slab is packed in tiles of M_TILE x K_TILE bf16 (smaller at the edges) in the order in which they are multiplied
-// (distmk/weights/packing.py): M blocks of M_TILES_PER_BLOCK tile rows, each in K blocks of K_TILES_PER_BLOCK tile
+// (distmk/formats/tiles.py): M blocks of M_TILES_PER_BLOCK tile rows, each in K blocks of K_TILES_PER_BLOCK tile
 // columns. The 16-byte chunks of a row are XOR-swizzled by the row number, so that ldmatrix has no bank conflicts. A
 // stage holds up to K_TILES_PER_STAGE tiles side by side, each for one warp.
 #pragma once
@@ -18,7 +18,8 @@ namespace distmk {
 
 // A copy costs the loader some hundred nanoseconds whatever its size; smaller ones would not saturate the memory.
 constexpr uint32_t K_TILES_PER_STAGE = 2, STAGE_K = K_TILES_PER_STAGE * K_TILE, K_BLOCK = K_TILES_PER_BLOCK * K_TILE;
-constexpr uint32_t STAGE_BYTES = M_TILE * STAGE_K * sizeof(__nv_bfloat16);
+using Weights = Bf16Format;  // of every matrix that is streamed
+constexpr uint32_t STAGE_BYTES = Weights::bytes(M_TILE * STAGE_K);
 constexpr uint32_t M_BLOCK = M_TILES_PER_BLOCK * M_TILE;
 // A block of compute capability 8.0 has 64 KB less shared memory.
 constexpr uint32_t NUM_STAGES = BULK_COPIES ? 12 : 7;
@@ -69,7 +70,7 @@ struct PipelineState {
   }
 };
 
-// A packed weight matrix of `rows` x `k_pitch` bf16.
+// A packed weight matrix of `rows` x `k_pitch` elements.
 struct WeightSlab {
   const char* begin;
   uint32_t rows, k_pitch;
@@ -102,7 +103,7 @@ class Loader {
       for (uint32_t left = weights.k_pitch; left; left -= min(K_BLOCK, left)) {
 #pragma unroll 1
         for (uint32_t row = block; row < block_end; row += M_TILE) {
-          const uint32_t column_bytes = min(M_TILE, rows - row) * sizeof(__nv_bfloat16);
+          const uint32_t column_bytes = Weights::bytes(min(M_TILE, rows - row));
 #pragma unroll 1
           for (uint32_t in_block = min(K_BLOCK, left); in_block; in_block -= min(STAGE_K, in_block)) {
             const uint32_t num_bytes = min(STAGE_K, in_block) * column_bytes;

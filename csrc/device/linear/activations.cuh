@@ -72,7 +72,7 @@ static __device__ __noinline__ uint4 load_unaligned_chunk(const __nv_bfloat16* x
 }
 
 // B fragments of one K tile: N_TILES tiles of 8 tokens by K_TILE columns. Lane 4 g + t holds of token g the columns 8 t
-// to 8 t + 7 of each LOAD_K: with the packed order of weight columns (distmk/weights/packing.py) these are its B
+// to 8 t + 7 of each LOAD_K: with the packed order of weight columns (distmk/formats/tiles.py) these are its B
 // registers of two mma.k16.
 template <uint32_t N_TILES>
 struct FragmentB {

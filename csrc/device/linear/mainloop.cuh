@@ -3,7 +3,7 @@
 //   m: weight rows of the slab; M_BLOCK = 64 a block, as four M tiles of 16
 //   n: tokens, in N_TILES tiles of 8: up to eight tokens cost little more than one
 //   k: columns; K_BLOCK = 2048 a block, one K_TILE = 256 per warp: split-K within the CTA
-// W is packed in the order in which it is multiplied: M blocks, K blocks, M tiles, K tiles (distmk/weights/packing.py).
+// W is packed in the order in which it is multiplied: M blocks, K blocks, M tiles, K tiles (distmk/formats/tiles.py).
 #pragma once
 #include "device/linear/activations.cuh"
 
@@ -101,7 +101,7 @@ DISTMK_FN uint32_t warp_tile() { return own_warp() % K_TILES_PER_STAGE; }
 static_assert(K_BLOCK / STAGE_K <= PipelineState<NUM_STAGES>::MOST_STEPS, "stages of an M tile");
 
 DISTMK_FN const char* tile_of(const PipelineState<NUM_STAGES>& stage, uint32_t tile_rows) {
-  return shared().stages + stage.index * STAGE_BYTES + warp_tile() * K_TILE * tile_rows * sizeof(__nv_bfloat16);
+  return shared().stages + stage.index * STAGE_BYTES + warp_tile() * Weights::bytes(K_TILE * tile_rows);
 }
 
 DISTMK_FN void consumer_wait(const PipelineState<NUM_STAGES>& stage) {

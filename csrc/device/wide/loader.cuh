@@ -11,11 +11,11 @@ DISTMK_FN bool is_told_of(const TaskDesc& task) {
   return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::WIDE_LINEAR);
 }
 
-// Where the tile of some M tile in a K tile begins in the packed weights, and its bytes (distmk/weights/packing.py).
+// Where the tile of some M tile in a K tile begins in the packed weights, and its bytes (distmk/formats/tiles.py).
 class PackedTile {
  public:
   DISTMK_FN PackedTile(const char* weight, const WideLinearArgs& args, const TileRows& rows)
-      : slab_(weight + uint64_t{rows.slab_begin} * args.k_pitch * sizeof(__nv_bfloat16)),
+      : slab_(weight + Weights::bytes(uint64_t{rows.slab_begin} * args.k_pitch)),
         pitch_(args.k_pitch),
         num_rows_(rows.count),
         block_first_(rows.first / M_BLOCK * M_BLOCK),
@@ -23,13 +23,13 @@ class PackedTile {
         row_in_block_(rows.first % M_BLOCK) {}
 
   DISTMK_FN uint32_t num_bytes(uint32_t k_tile) const {
-    return num_rows_ * min(K_TILE, pitch_ - k_tile * K_TILE) * sizeof(__nv_bfloat16);
+    return Weights::bytes(num_rows_ * min(K_TILE, pitch_ - k_tile * K_TILE));
   }
   DISTMK_FN const char* begin(uint32_t k_tile) const {
     const uint32_t k = k_tile * K_TILE, block_k = k / K_BLOCK * K_BLOCK, block_cols = min(K_BLOCK, pitch_ - block_k);
     const uint64_t elements = uint64_t{block_first_} * pitch_ + uint64_t{block_rows_} * block_k +
                               row_in_block_ * block_cols + num_rows_ * (k - block_k);
-    return slab_ + elements * sizeof(__nv_bfloat16);
+    return slab_ + Weights::bytes(elements);
   }
 
  private:

@@ -10,7 +10,7 @@
 namespace distmk {
 namespace wide {
 
-constexpr uint32_t A_TILE_BYTES = M_TILE * K_TILE * sizeof(__nv_bfloat16), MAX_A_TILES = 16, MAX_B_SLOTS = 8;
+constexpr uint32_t A_TILE_BYTES = Weights::bytes(M_TILE * K_TILE), MAX_A_TILES = 16, MAX_B_SLOTS = 8;
 constexpr uint32_t RING_BYTES = 196608;                                   // of both
 constexpr uint32_t NUM_GROUPS = 2, GROUP_WARPS = NUM_WARPS / NUM_GROUPS;  // warpgroups
 constexpr uint32_t BLOCKS_PER_TILE = K_TILE / WIDE_COLS;

@@ -135,13 +135,12 @@ class CudaBackend:
             self._heap.lend(shared)
         return shared
 
-    def write(self, placed: Placed, row: int, array: Any) -> None:
+    def write(self, placed: Placed, offset_bytes: int, array: Any) -> None:
         import torch
 
         tensor = torch.from_numpy(np.ascontiguousarray(array)) if isinstance(array, np.ndarray) else array
         raw = tensor.reshape(-1).view(torch.uint8)
-        begin = row * placed.row_bytes
-        self._bytes_of(placed)[begin : begin + raw.numel()].copy_(raw)
+        self._bytes_of(placed)[offset_bytes : offset_bytes + raw.numel()].copy_(raw)
 
     def reset(self) -> None:
         import torch

@@ -110,8 +110,9 @@ class HostBackend:
         # Through numpy's array, which keeps the memory mapped; torch.frombuffer's tensor would not.
         return typed(torch.from_numpy(self._bytes_of(placed)), placed, dtype)
 
-    def write(self, placed: Placed, row: int, array: npt.NDArray[Any]) -> None:
-        self.view(placed, array.dtype)[row : row + len(array)] = array
+    def write(self, placed: Placed, offset_bytes: int, array: npt.NDArray[Any]) -> None:
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self.view(placed, np.uint8).reshape(-1)[offset_bytes : offset_bytes + len(raw)] = raw
 
     def reset(self) -> None:
         self._network.drain()

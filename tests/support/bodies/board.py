@@ -16,12 +16,12 @@ import torch
 
 from distmk import Graph, Session
 from distmk.abi import Space
+from distmk.formats.tiles import pack_rows
 from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Slab
 from distmk.program.program import Program, compile_graph
 from distmk.testing.arrays import floats, to_bytes
 from distmk.testing.launches import byte_cols, launch_twice
 from distmk.testing.memory import Memory
-from distmk.weights.packing import pack
 
 Check = Callable[[Memory], None]
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class Board:
         """A slab of bf16 weights: tiled for the GPU's kernel, else rows inside a larger matrix."""
         rows = to_bytes(weight).view(np.uint16).reshape(weight.shape)
         if self.gpu_layout:
-            return self.graph.constant(self.name("w"), rank, pack(rows, [len(rows)], paired))
+            return self.graph.constant(self.name("w"), rank, pack_rows(rows, [len(rows)], paired))
         # `check` wants operands at multiples of 4 bytes: of odd rows, an even number comes before.
         before, after = (np.full((2 * int(n), rows.shape[1]), 0x7FC0, np.uint16) for n in self.rng.integers(0, 3, 2))
         slab = self.graph.constant(self.name("w"), rank, np.concatenate([before, rows, after]))

@@ -13,12 +13,12 @@ from support.bodies.board import Board, f32, in_turn
 from support.bodies.linear import cap_error, random_softcap
 
 from distmk.abi import M_TILE, MAX_SEQUENCES, WIDE_COLS, WIDE_GATED, WIDE_ROWS, Space, WideBatch, WideEpilogue
+from distmk.formats.tiles import pack_rows
 from distmk.graph.regions import Region, Slab
 from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
 from distmk.tasks.wide_linear import SlabPartition, WideLinear
 from distmk.testing.arrays import ROUNDING, assert_close
 from distmk.testing.memory import Memory
-from distmk.weights.packing import pack
 
 # Slabs of 46 and 48 rows, of an odd number of M tiles, of less than one, some of which are smaller than others.
 PARTITIONS = (
@@ -109,7 +109,7 @@ def _batch(board: Board, rank: int, num_rows: int, sampled: bool) -> Region:
 def _matrix(board: Board, rank: int, weight: torch.Tensor, partition: SlabPartition, paired: bool) -> Slab:
     rows = weight.view(torch.int16).numpy().view(np.uint16)
     sizes = [end - begin for begin, end in partition.ranges()]
-    packed = pack(rows, sizes, paired) if board.gpu_layout else rows
+    packed = pack_rows(rows, sizes, paired) if board.gpu_layout else rows
     slab = board.graph.constant(board.name("w"), rank, packed)
     return slab
 

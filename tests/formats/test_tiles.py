@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from distmk.weights.packing import CHUNK, pack
+from distmk.formats.tiles import CHUNK, pack_rows
 
 U16 = npt.NDArray[np.uint16]
 
@@ -66,9 +66,9 @@ def test_packed_as_described(kind: str) -> None:
             [c for n, e in zip(slabs, ends, strict=True) for c in packed_slowly(rows[e - n : e], paired)]
         )
         if kind == "numpy":
-            got = pack(given, slabs, paired)
+            got = pack_rows(given, slabs, paired)
         else:
-            got = pack(torch.from_numpy(given.view(np.int16)), slabs, paired).numpy().view(np.uint16)
+            got = pack_rows(torch.from_numpy(given.view(np.int16)), slabs, paired).numpy().view(np.uint16)
         assert got.shape == rows.shape
         wrong = np.flatnonzero(got.reshape(-1) != want)
         assert not wrong.size, (

@@ -1,4 +1,4 @@
-"""Weights in the order in which a GPU worker streams them (csrc/device/core/pipeline.cuh).
+"""Tiles: a matrix in the order in which a GPU worker streams it (csrc/device/core/pipeline.cuh).
 
 A slab is cut into M blocks of M_TILES_PER_BLOCK tile rows, an M block into K blocks of K_TILES_PER_BLOCK tile columns, which
 the mainloop multiplies with one load of activations; a K block holds its tiles (M_TILE x K_TILE, smaller at the edges) tile
@@ -17,12 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import K_TILE, K_TILES_PER_BLOCK, M_TILE, M_TILES_PER_BLOCK
-from distmk.graph.regions import TILE_COLS
 
 M_BLOCK = M_TILES_PER_BLOCK * M_TILE
 CHUNK = 8  # bf16 elements of 16 bytes
 LANE_COLS = 4 * CHUNK
+TILE_COLS = 64  # rows in tiles are padded to a multiple of this many columns
 Ints = npt.NDArray[np.int64]
+
+
+def padded_cols(num_cols: int) -> int:
+    """Columns of a row in tiles."""
+    return -(-num_cols // TILE_COLS) * TILE_COLS
 
 
 class RowLayout(NamedTuple):
@@ -49,7 +54,7 @@ class ChunkLayout(NamedTuple):
     chunk: Ints
 
 
-def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
+def pack_rows(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
     """Pack bf16 rows [n, k], consecutive slabs of `slabs` rows each, in tiles: [n, k rounded up to TILE_COLS].
 
     `rows` and the result are numpy arrays of uint16, or torch tensors of int16 on one device, all contiguous. `paired` slabs
@@ -66,7 +71,7 @@ def pack(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
 
         zeros, asarray, wide = rows.new_zeros, partial(torch.as_tensor, device=rows.device), torch.int64
     num_rows, num_cols = rows.shape
-    pitch = -(-num_cols // TILE_COLS) * TILE_COLS
+    pitch = padded_cols(num_cols)
     if pitch > num_cols:
         padded = zeros((num_rows, pitch))
         padded[:, :num_cols] = rows
