@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 9958463548649787313ull;
+constexpr uint64_t ABI_HASH = 7931038408806926451ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -74,7 +74,7 @@ struct Bf16Format {
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
-    return elements * ELEMENT_BITS / 8;
+    return elements * 2u;
   }
 };
 

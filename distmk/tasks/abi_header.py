@@ -66,6 +66,7 @@ def _struct(cls: type[ctypes.Structure]) -> list[str]:
 
 def _format(weight_format: type[WeightFormat]) -> list[str]:
     name, bits = weight_format.name.capitalize(), weight_format.element_bits
+    factor = f"* {bits // 8}u" if bits % 8 == 0 else f"/ {8 // bits}u"  # one operation, that cannot overflow sooner
     return [
         f"// distmk/formats/{weight_format.name}.py",
         f"struct {name}Format {{",
@@ -73,7 +74,7 @@ def _format(weight_format: type[WeightFormat]) -> list[str]:
         "  // Bytes of elements, without scales.",
         "  template <class Count>",
         "  static constexpr Count bytes(Count elements) {",
-        "    return elements * ELEMENT_BITS / 8;",
+        f"    return elements {factor};",
         "  }",
         "};",
         "",
