@@ -112,7 +112,7 @@ struct TaskDesc {
   uint32_t order;
   uint32_t max_instances;
   uint32_t first_worker;
-  uint32_t deep_lookahead;
+  uint32_t deep_lookahead;  // 1: may begin before the waits of its queue's last two tasks are met
   uint8_t args[160];
 };
 static_assert(sizeof(TaskDesc) == 192);
@@ -193,7 +193,7 @@ struct Batch {
   uint16_t num_reset_rows;
   uint16_t num_wide_rows;
   uint16_t num_wide_runs;
-  BatchRun runs[16];
+  BatchRun runs[16];  // The first run is next to the counts: batch 1 reads both, one after the other.
   BatchRow rows[16];
 };
 static_assert(sizeof(Batch) == 528);
@@ -232,20 +232,20 @@ struct SlotSampling {
   uint64_t tokens;
   uint64_t biases;
   uint64_t seed;
-  float temperature;
-  float top_p;
-  float min_p;
-  float repetition_penalty;
+  float temperature;  // below 1e-5: the best token
+  float top_p;  // 1: all
+  float min_p;  // 0: all
+  float repetition_penalty;  // 1: none
   float presence_penalty;
   float frequency_penalty;
-  uint32_t top_k;
+  uint32_t top_k;  // 0: all
   uint32_t prompt_len;
   uint32_t min_tokens;
   uint32_t num_biases;
   uint32_t num_banned;
-  int32_t num_logprobs;
-  int32_t num_prompt_logprobs;
-  uint32_t flags;
+  int32_t num_logprobs;  // best tokens reported with a drawn one; -1: no report
+  int32_t num_prompt_logprobs;  // the same for the tokens of the prompt
+  uint32_t flags;  // SamplingFlag
   uint32_t num_counted;
   uint32_t reserved;
 };
@@ -386,11 +386,11 @@ static_assert(offsetof(TokenEvent, iteration) == 12);
 
 struct Sequence {
   int32_t request;
-  uint32_t position;
+  uint32_t position;  // tokens already in the KV cache, for which it has pages
   uint32_t prompt_len;
   int32_t last_token;
-  uint32_t num_put_pages;
-  uint32_t admission;
+  uint32_t num_put_pages;  // of which all ranks have the page table's entries
+  uint32_t admission;  // Twice the number of its admission, of which the youngest sequence has the last one; plus 1 if its request has a seed.
 };
 static_assert(sizeof(Sequence) == 24);
 static_assert(offsetof(Sequence, request) == 0);
@@ -446,9 +446,9 @@ struct WaitRecordABI {
   uint64_t want;
   uint64_t got;
   uint32_t order;
-  uint32_t expired;
+  uint32_t expired;  // 1: the deadline of this wait passed; 0: another waiter raised the abort flag
   uint64_t iteration;
-  uint32_t program;
+  uint32_t program;  // of those that take turns
   uint32_t pad;
 };
 static_assert(sizeof(WaitRecordABI) == 56);
@@ -520,11 +520,11 @@ struct ProgramHeader {
   uint32_t num_waits;
   uint32_t num_triggers;
   uint32_t num_launches;
-  uint32_t jit_capacity;
-  uint32_t iteration_event;
-  uint16_t host;
-  uint16_t index;
-  uint64_t iteration_batch;
+  uint32_t jit_capacity;  // entries of a worker's ring, a power of two
+  uint32_t iteration_event;  // starts each iteration; NO_EVENT: a fixed number of iterations
+  uint16_t host;  // number of this rank's host, from 0; a host has consecutive ranks
+  uint16_t index;  // of the program, among those that take turns in a launch
+  uint64_t iteration_batch;  // operand of the Batch whose `stop` ends the launch
   uint64_t tasks_offset;
   uint64_t waits_offset;
   uint64_t triggers_offset;
@@ -532,10 +532,10 @@ struct ProgramHeader {
   uint64_t launches_offset;
   uint64_t events_heap_offset;
   uint64_t rings_heap_offset;
-  uint64_t zeroed_heap_bytes;
+  uint64_t zeroed_heap_bytes;  // bytes at the beginning of the heap that are zeroed before a launch
   uint64_t heap_bytes;
   uint64_t local_bytes;
-  uint64_t program_bytes;
+  uint64_t program_bytes;  // size of header and tables, which are read in 16-byte words
 };
 static_assert(sizeof(ProgramHeader) == 160);
 static_assert(offsetof(ProgramHeader, magic) == 0);
@@ -585,41 +585,41 @@ static_assert(offsetof(HostCounts, num_running) == 40);
 static_assert(offsetof(HostCounts, num_free_pages) == 44);
 
 struct LaunchParams {
-  uint64_t program;
-  uint64_t programs;
-  uint64_t heap_bases;
+  uint64_t program;  // that has the first turn
+  uint64_t programs;  // u64[MAX_PROGRAMS]: the address of each; 0: there is one
+  uint64_t heap_bases;  // u64[num_ranks]: the address of each rank's heap in this process
   uint64_t local_base;
-  uint64_t records;
-  uint64_t requests;
-  uint64_t prompts;
-  uint64_t commands;
-  uint64_t tokens;
-  uint64_t logprobs;
-  uint64_t host_counts;
+  uint64_t records;  // WaitRecordABI[num_workers + num_schedulers]
+  uint64_t requests;  // Request[], a table
+  uint64_t prompts;  // i32[requests, prompt_stride]
+  uint64_t commands;  // Command[command_capacity], a ring
+  uint64_t tokens;  // TokenEvent[token_capacity], a ring
+  uint64_t logprobs;  // LogprobRecord[token_capacity], of the token ring's elements; 0: none are reported
+  uint64_t host_counts;  // HostCounts*
   uint64_t eos_ids;
-  uint16_t keeps_cache;
-  uint16_t prepared;
+  uint16_t keeps_cache;  // 1: cached pages of the last launch are still good
+  uint16_t prepared;  // 1: the first iteration's batch was made in the turn before
   uint32_t prompt_stride;
   uint32_t command_capacity;
   uint16_t num_eos;
-  uint16_t scheduler_threads;
+  uint16_t scheduler_threads;  // 0: schedulers ride in the workers' idle loops
   uint32_t token_capacity;
-  uint32_t num_iterations;
+  uint32_t num_iterations;  // for programs without an iteration event
   uint64_t first_iteration;
-  uint64_t max_iterations;
+  uint64_t max_iterations;  // after which the launch ends and another one continues; 0: no limit
   uint64_t deadline_ns;
-  uint32_t spin_polls;
-  uint16_t num_remote_ranks;
-  uint16_t network;
-  uint64_t trace;
-  uint64_t trace_counts;
+  uint32_t spin_polls;  // polls before a wait yields its core
+  uint16_t num_remote_ranks;  // ranks that are reached by the transport, not by pointers
+  uint16_t network;  // host twin: number of the network to far ranks (csrc/host/networks.h); 0: none
+  uint64_t trace;  // TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
+  uint64_t trace_counts;  // u64[num_workers + num_schedulers]: tasks that ran; the last ones have entries
   uint64_t trace_capacity;
-  uint64_t self;
-  uint64_t faults_seen;
-  uint64_t worker_owners;
-  uint64_t launch_number;
+  uint64_t self;  // The rest is for GPUs, but `fault` and `iterations_done`. address of these parameters, where the host reads `iterations_done`
+  uint64_t faults_seen;  // u64*: triggers so far that matched the fault
+  uint64_t worker_owners;  // u64[CTAs]: by worker index, the last launch in which a CTA took it; 0: CTAs take blockIdx
+  uint64_t launch_number;  // from 1 on
   Fault fault;
-  uint64_t iterations_done;
+  uint64_t iterations_done;  // Last, as a GPU may write it while a CTA has not read the rest yet. output; includes the iterations before first_iteration
 };
 static_assert(sizeof(LaunchParams) == 248);
 static_assert(offsetof(LaunchParams, program) == 0);
@@ -667,10 +667,10 @@ static_assert(offsetof(NopArgs, reserved) == 0);
 struct PutArgs {
   uint64_t src;
   uint64_t dst;
-  uint64_t num_bytes;
+  uint64_t num_bytes;  // with a batch: of a row
   uint32_t dst_rank;
   uint32_t pad;
-  uint64_t batch;
+  uint64_t batch;  // 0: none
 };
 static_assert(sizeof(PutArgs) == 40);
 static_assert(offsetof(PutArgs, src) == 0);
@@ -697,17 +697,17 @@ static_assert(offsetof(AffineArgs, shift) == 24);
 struct SumArgs {
   uint64_t blocks;
   uint64_t dst;
-  uint64_t out_bf16;
-  uint64_t reset;
+  uint64_t out_bf16;  // bf16 columns of every row, dst rounded; 0: none
+  uint64_t reset;  // columns to be reset, laid out as `out_bf16`; 0: none
   uint64_t batch;
-  uint64_t block_stride;
+  uint64_t block_stride;  // bytes from one block to the next
   uint32_t num_blocks;
-  uint32_t num;
-  uint32_t dst_stride;
+  uint32_t num;  // columns of a block
+  uint32_t dst_stride;  // elements from one row of dst to the next
   uint32_t out_bf16_stride;
-  uint32_t add;
-  uint32_t polls;
-  uint32_t block_gap;
+  uint32_t add;  // 1: add to dst
+  uint32_t polls;  // 1: poll the blocks, and reset them
+  uint32_t block_gap;  // elements between the rows of a block
   uint32_t pad;
 };
 static_assert(sizeof(SumArgs) == 80);
@@ -727,35 +727,35 @@ static_assert(offsetof(SumArgs, block_gap) == 72);
 static_assert(offsetof(SumArgs, pad) == 76);
 
 struct LinearArgs {
-  uint64_t x;
-  uint64_t weight;
-  uint64_t bias;
+  uint64_t x;  // bf16 [rows, k]
+  uint64_t weight;  // bf16 [n, k] ([2n, k] where gated: gate rows, then up rows)
+  uint64_t bias;  // f32 [n or 2n]; 0: none
   uint64_t out;
-  uint64_t out_bf16;
-  uint64_t reset;
-  uint64_t fused_partials;
+  uint64_t out_bf16;  // STORE, ADD: bf16 columns of every row, `out` rounded; 0: none
+  uint64_t reset;  // columns to be reset, laid out as `out_bf16`, or as `out` without it; 0: none
+  uint64_t fused_partials;  // bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]: the partials of a single row; 0: the row is in x
   uint64_t batch;
-  uint64_t logits;
+  uint64_t logits;  // ARGMAX: f32 columns of every row; 0: none are stored
   uint32_t k;
   uint32_t n;
-  uint32_t x_stride;
+  uint32_t x_stride;  // elements
   uint32_t out_stride;
   uint32_t out_bf16_stride;
   uint32_t epilogue;
-  uint32_t normalized;
+  uint32_t normalized;  // 1: sums are multiplied by 1/rms of the row of x
   float eps;
-  uint32_t first_token;
+  uint32_t first_token;  // ARGMAX: token id of the first row
   uint32_t logits_stride;
-  uint32_t k_pitch;
-  uint32_t polls;
-  uint32_t head_dim;
+  uint32_t k_pitch;  // elements of a row of the weight: k, or more where rows are packed in tiles
+  uint32_t polls;  // 1: poll x, or the fused partials
+  uint32_t head_dim;  // of the fused partials; the next five are those of attention
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
   uint32_t window;
-  uint32_t fused_combine_len;
-  uint32_t keeps_logits;
-  float softcap;
+  uint32_t fused_combine_len;  // positions that a single row in `fused_partials` sees at most
+  uint32_t keeps_logits;  // 1: logits of all sampled rows are stored; 0: of those that need them
+  float softcap;  // ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
 };
 static_assert(sizeof(LinearArgs) == 152);
 static_assert(offsetof(LinearArgs, x) == 0);
@@ -789,19 +789,19 @@ static_assert(offsetof(LinearArgs, keeps_logits) == 144);
 static_assert(offsetof(LinearArgs, softcap) == 148);
 
 struct EmbedArgs {
-  uint64_t table;
+  uint64_t table;  // bf16 [last_token - first_token, k]: this rank's rows of the embedding
   uint64_t out;
-  uint64_t out_bf16;
-  uint64_t reset;
+  uint64_t out_bf16;  // STORE: bf16 columns of every row, the same values; 0: none
+  uint64_t reset;  // STORE: columns to be reset, laid out as `out_bf16`; 0: none
   uint64_t batch;
-  uint32_t k;
+  uint32_t k;  // columns of the table
   uint32_t col_begin;
-  uint32_t n;
+  uint32_t n;  // columns of this task
   uint32_t out_stride;
   uint32_t out_bf16_stride;
   uint32_t first_token;
   uint32_t last_token;
-  uint32_t epilogue;
+  uint32_t epilogue;  // STORE or PUSH
 };
 static_assert(sizeof(EmbedArgs) == 72);
 static_assert(offsetof(EmbedArgs, table) == 0);
@@ -819,16 +819,16 @@ static_assert(offsetof(EmbedArgs, last_token) == 64);
 static_assert(offsetof(EmbedArgs, epilogue) == 68);
 
 struct AttentionArgs {
-  uint64_t qkv;
-  uint64_t q_norm;
+  uint64_t qkv;  // f32 [rows, (num_q + 2 num_kv) * head_dim], before norm and RoPE
+  uint64_t q_norm;  // f32 [head_dim]; 0: none
   uint64_t k_norm;
-  uint64_t rope;
-  uint64_t k_cache;
+  uint64_t rope;  // f32 [positions, head_dim]
+  uint64_t k_cache;  // bf16 [page, kv head, position in page, head_dim]
   uint64_t v_cache;
-  uint64_t page_table;
-  uint64_t partials;
-  uint64_t fused_partials;
-  uint64_t reset;
+  uint64_t page_table;  // i32 [slot, max_pages]
+  uint64_t partials;  // f32 [q head, slice, row, split, PARTIAL_FLOATS]
+  uint64_t fused_partials;  // bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: the partials of a single row; 0: they go to `partials`
+  uint64_t reset;  // fused partials to be reset, laid out the same; 0: none
   uint64_t batch;
   uint16_t num_q;
   uint16_t num_kv;
@@ -842,16 +842,16 @@ struct AttentionArgs {
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
-  uint32_t window;
+  uint32_t window;  // positions that a row sees, its own included
   float eps;
-  float scale;
-  float softcap;
-  uint32_t num_positions;
-  uint32_t qkv_stride;
-  uint8_t polls;
-  uint8_t long_splits;
+  float scale;  // of scores
+  float softcap;  // they become softcap * tanh(score / softcap); 0: they do not
+  uint32_t num_positions;  // rows of the rope table
+  uint32_t qkv_stride;  // elements from one row of qkv to the next
+  uint8_t polls;  // 1: poll qkv
+  uint8_t long_splits;  // 1: a split may have more than POSITIONS_PER_PASS positions
   uint16_t num_slots;
-  uint32_t fused_combine_len;
+  uint32_t fused_combine_len;  // positions that a single row in `fused_partials` sees at most; 0: it never is there
 };
 static_assert(sizeof(AttentionArgs) == 160);
 static_assert(offsetof(AttentionArgs, qkv) == 0);
@@ -889,20 +889,20 @@ static_assert(offsetof(AttentionArgs, num_slots) == 154);
 static_assert(offsetof(AttentionArgs, fused_combine_len) == 156);
 
 struct CombineArgs {
-  uint64_t partials;
-  uint64_t out;
-  uint64_t reset;
+  uint64_t partials;  // of the first slice of this task
+  uint64_t out;  // bf16 [rows, heads of this rank * head_dim], at the first head of this task
+  uint64_t reset;  // columns to be reset, laid out as `out`; 0: none
   uint64_t batch;
-  uint32_t first_slice;
+  uint32_t first_slice;  // of the first head
   uint32_t num_slices;
   uint32_t head_dim;
   uint32_t out_stride;
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
-  uint32_t polls;
-  uint32_t fused_combine_len;
-  uint32_t window;
+  uint32_t polls;  // 1: poll the partials, and reset them
+  uint32_t fused_combine_len;  // a single row that sees so many positions is not combined here; 0: it always is
+  uint32_t window;  // as attention's
 };
 static_assert(sizeof(CombineArgs) == 72);
 static_assert(offsetof(CombineArgs, partials) == 0);
@@ -921,8 +921,8 @@ static_assert(offsetof(CombineArgs, fused_combine_len) == 64);
 static_assert(offsetof(CombineArgs, window) == 68);
 
 struct SampleArgs {
-  uint64_t candidates;
-  uint64_t out;
+  uint64_t candidates;  // Candidate [num_tasks, num_rows] of this rank's head tasks
+  uint64_t out;  // Candidate [num_rows], this rank's slot on rank 0
   uint64_t batch;
   uint32_t num_tasks;
   uint32_t num_rows;
@@ -935,23 +935,23 @@ static_assert(offsetof(SampleArgs, num_tasks) == 24);
 static_assert(offsetof(SampleArgs, num_rows) == 28);
 
 struct SchedulerStepArgs {
-  uint64_t candidates;
+  uint64_t candidates;  // Candidate [num_ranks, rows], rows: those that are sampled at most
   uint64_t batch;
-  uint64_t page_table;
-  uint64_t state;
-  uint64_t drawn;
-  uint64_t slots;
-  uint64_t logprobs;
-  uint64_t other_batch;
+  uint64_t page_table;  // i32 [slots, max_pages]
+  uint64_t state;  // see BatcherState
+  uint64_t drawn;  // Candidate [rows], the tokens of drawn rows; 0: no row is drawn
+  uint64_t slots;  // SlotSampling [slots]; 0: no row is drawn
+  uint64_t logprobs;  // LogprobRecord [rows], of drawn and scored rows; 0: no row is drawn
+  uint64_t other_batch;  // of the program that takes turns with this one; 0: there is none
   uint32_t num_ranks;
   uint32_t page_size;
   uint32_t max_pages;
   uint32_t num_pages;
   uint32_t max_slots;
   uint32_t max_positions;
-  uint32_t program;
-  uint32_t max_rows;
-  uint32_t other_rows;
+  uint32_t program;  // number of this one
+  uint32_t max_rows;  // token rows of an iteration of this program; more than MAX_ROWS: its batch is a WideBatch
+  uint32_t other_rows;  // of the other program
   uint32_t pad;
 };
 static_assert(sizeof(SchedulerStepArgs) == 104);
@@ -987,12 +987,12 @@ static_assert(offsetof(SineArgs, num) == 16);
 static_assert(offsetof(SineArgs, times) == 20);
 
 struct SendLogitsArgs {
-  uint64_t logits;
+  uint64_t logits;  // f32 columns of every row, at the same place of rank 0's heap
   uint64_t batch;
   uint32_t num_cols;
-  uint32_t stride;
-  uint32_t num_rows;
-  uint32_t wide;
+  uint32_t stride;  // elements
+  uint32_t num_rows;  // of the logits
+  uint32_t wide;  // 1: the batch is a WideBatch
 };
 static_assert(sizeof(SendLogitsArgs) == 32);
 static_assert(offsetof(SendLogitsArgs, logits) == 0);
@@ -1003,14 +1003,14 @@ static_assert(offsetof(SendLogitsArgs, num_rows) == 24);
 static_assert(offsetof(SendLogitsArgs, wide) == 28);
 
 struct CountTokensArgs {
-  uint64_t slots;
-  uint64_t counts;
-  uint64_t tables;
+  uint64_t slots;  // SlotSampling [num_slots]
+  uint64_t counts;  // u32 [num_slots, vocab]
+  uint64_t tables;  // the buffer that operands in SlotSampling point into; 0: they are addresses
   uint64_t batch;
   uint32_t vocab;
   uint32_t tables_bytes;
   uint32_t num_slots;
-  uint32_t wide;
+  uint32_t wide;  // 1: the batch is a WideBatch
 };
 static_assert(sizeof(CountTokensArgs) == 48);
 static_assert(offsetof(CountTokensArgs, slots) == 0);
@@ -1023,14 +1023,14 @@ static_assert(offsetof(CountTokensArgs, num_slots) == 40);
 static_assert(offsetof(CountTokensArgs, wide) == 44);
 
 struct SampleRowArgs {
-  uint64_t logits;
-  uint64_t slots;
-  uint64_t counts;
-  uint64_t mask;
-  uint64_t adjusted;
-  uint64_t drawn;
-  uint64_t record;
-  uint64_t tables;
+  uint64_t logits;  // f32 [num_rows, num_ranks, section_stride]
+  uint64_t slots;  // SlotSampling [num_slots]
+  uint64_t counts;  // u32 [num_slots, vocab]
+  uint64_t mask;  // u32 [num_slots, ceil(vocab / 32)], bit t % 32 of word t / 32: token t is allowed
+  uint64_t adjusted;  // f32 [num_ranks, section_stride], of this row
+  uint64_t drawn;  // Candidate
+  uint64_t record;  // LogprobRecord
+  uint64_t tables;  // as in CountTokensArgs
   uint64_t batch;
   uint32_t row;
   uint32_t vocab;
@@ -1039,7 +1039,7 @@ struct SampleRowArgs {
   uint32_t tables_bytes;
   uint32_t num_rows;
   uint32_t num_slots;
-  uint32_t wide;
+  uint32_t wide;  // 1: the batch is a WideBatch
 };
 static_assert(sizeof(SampleRowArgs) == 104);
 static_assert(offsetof(SampleRowArgs, logits) == 0);
@@ -1061,24 +1061,24 @@ static_assert(offsetof(SampleRowArgs, num_slots) == 96);
 static_assert(offsetof(SampleRowArgs, wide) == 100);
 
 struct WideLinearArgs {
-  uint64_t x;
-  uint64_t weight;
-  uint64_t bias;
+  uint64_t x;  // activations of k columns (distmk/tasks/wide.py)
+  uint64_t weight;  // bf16 [num_rows, k_pitch], packed in tiles if `tiled`
+  uint64_t bias;  // f32 [num_rows]; 0: none
   uint64_t out;
   uint64_t batch;
   uint32_t k;
-  uint32_t k_pitch;
-  uint32_t num_rows;
+  uint32_t k_pitch;  // elements of a row of the weight
+  uint32_t num_rows;  // of the weight; the slabs that they are packed in follow (`SlabPartition`)
   uint32_t num_slabs;
   uint32_t num_reduced;
   uint32_t reduced_rows;
-  uint32_t out_stride;
-  uint32_t epilogue;
-  uint32_t num_splits;
-  uint32_t slot;
+  uint32_t out_stride;  // elements of a row of `out`; gated: columns of the activations
+  uint32_t epilogue;  // WideEpilogue
+  uint32_t num_splits;  // PARTS: parts of k, each with a slot of its own
+  uint32_t slot;  // PARTS: this rank's first one
   uint32_t tiled;
-  uint32_t sampled;
-  float softcap;
+  uint32_t sampled;  // sampled rows at most, if x has no others; 0: x has all rows
+  float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
   uint32_t pad;
 };
 static_assert(sizeof(WideLinearArgs) == 96);
@@ -1103,14 +1103,14 @@ static_assert(offsetof(WideLinearArgs, softcap) == 88);
 static_assert(offsetof(WideLinearArgs, pad) == 92);
 
 struct WideAppendArgs {
-  uint64_t qkv;
-  uint64_t q;
-  uint64_t q_norm;
+  uint64_t qkv;  // bf16 [WIDE_ROWS, qkv_stride], before norm and RoPE
+  uint64_t q;  // bf16 [WIDE_ROWS, q_stride]
+  uint64_t q_norm;  // f32 [head_dim]; 0: none
   uint64_t k_norm;
-  uint64_t rope;
-  uint64_t k_cache;
+  uint64_t rope;  // f32 [num_positions, head_dim]
+  uint64_t k_cache;  // bf16 [page, kv head, position in page, head_dim]
   uint64_t v_cache;
-  uint64_t page_table;
+  uint64_t page_table;  // i32 [slot, max_pages]
   uint64_t batch;
   uint32_t num_q;
   uint32_t num_kv;
@@ -1118,7 +1118,7 @@ struct WideAppendArgs {
   uint32_t page_size;
   uint32_t max_pages;
   uint32_t num_pages;
-  uint32_t num_positions;
+  uint32_t num_positions;  // rows of the rope table
   uint32_t qkv_stride;
   uint32_t q_stride;
   float eps;
@@ -1149,11 +1149,11 @@ static_assert(offsetof(WideAppendArgs, num_slots) == 112);
 static_assert(offsetof(WideAppendArgs, pad) == 116);
 
 struct WideAttentionArgs {
-  uint64_t q;
-  uint64_t k_cache;
+  uint64_t q;  // bf16 [WIDE_ROWS, q_stride], rotated
+  uint64_t k_cache;  // bf16 [page, kv head, position in page, head_dim]
   uint64_t v_cache;
-  uint64_t page_table;
-  uint64_t out;
+  uint64_t page_table;  // i32 [slot, max_pages]
+  uint64_t out;  // activations of num_q * head_dim columns
   uint64_t batch;
   uint32_t num_q;
   uint32_t num_kv;
@@ -1167,9 +1167,9 @@ struct WideAttentionArgs {
   uint32_t q_stride;
   uint32_t tiled;
   uint32_t num_slots;
-  uint32_t window;
-  float scale;
-  float softcap;
+  uint32_t window;  // positions that a row sees, its own included
+  float scale;  // of scores
+  float softcap;  // they become softcap * tanh(score / softcap); 0: they do not
 };
 static_assert(sizeof(WideAttentionArgs) == 112);
 static_assert(offsetof(WideAttentionArgs, q) == 0);
@@ -1195,8 +1195,8 @@ static_assert(offsetof(WideAttentionArgs, scale) == 100);
 static_assert(offsetof(WideAttentionArgs, softcap) == 104);
 
 struct WideEmbedArgs {
-  uint64_t table;
-  uint64_t out;
+  uint64_t table;  // bf16 [last_token - first_token, k]
+  uint64_t out;  // f32 [owned rows, out_stride], from this rank's slot on
   uint64_t batch;
   uint32_t k;
   uint32_t out_stride;
@@ -1213,20 +1213,20 @@ static_assert(offsetof(WideEmbedArgs, first_token) == 32);
 static_assert(offsetof(WideEmbedArgs, last_token) == 36);
 
 struct WideSumArgs {
-  uint64_t parts;
-  uint64_t x;
-  uint64_t out;
+  uint64_t parts;  // f32 [owned rows, slots * k]
+  uint64_t x;  // f32 [owned rows, k], the residual stream
+  uint64_t out;  // activations of k columns
   uint64_t batch;
   uint32_t k;
-  uint32_t parts_stride;
+  uint32_t parts_stride;  // elements of a row of `parts`
   uint32_t num_ranks;
   uint32_t slots_per_rank;
-  uint32_t num_splits;
+  uint32_t num_splits;  // slots of a rank that are added up: its first ones
   uint32_t add;
   uint32_t tiled;
   float eps;
-  uint64_t post_norm;
-  uint32_t unnormalized;
+  uint64_t post_norm;  // f32 [k]; 0: none
+  uint32_t unnormalized;  // 1: out is x itself
   uint32_t pad;
 };
 static_assert(sizeof(WideSumArgs) == 80);
@@ -1247,8 +1247,8 @@ static_assert(offsetof(WideSumArgs, unnormalized) == 72);
 static_assert(offsetof(WideSumArgs, pad) == 76);
 
 struct SelectRowsArgs {
-  uint64_t x;
-  uint64_t out;
+  uint64_t x;  // activations of k columns
+  uint64_t out;  // the same, of which the first num_rows rows are in use
   uint64_t batch;
   uint32_t k;
   uint32_t tiled;
@@ -1265,8 +1265,8 @@ static_assert(offsetof(SelectRowsArgs, num_rows) == 32);
 static_assert(offsetof(SelectRowsArgs, pad) == 36);
 
 struct ArgmaxRowsArgs {
-  uint64_t logits;
-  uint64_t out;
+  uint64_t logits;  // f32 [num_rows, stride], of which this rank has n columns
+  uint64_t out;  // Candidate [num_parts, num_rows]
   uint64_t batch;
   uint32_t n;
   uint32_t stride;
@@ -1287,16 +1287,16 @@ static_assert(offsetof(ArgmaxRowsArgs, num_rows) == 40);
 static_assert(offsetof(ArgmaxRowsArgs, pad) == 44);
 
 struct PostNormArgs {
-  uint64_t y;
-  uint64_t weight;
-  uint64_t x;
-  uint64_t out_bf16;
-  uint64_t reset;
+  uint64_t y;  // f32 [rows, k]
+  uint64_t weight;  // f32 [n]: of this task's columns
+  uint64_t x;  // f32 columns of every row
+  uint64_t out_bf16;  // bf16 columns of every row, x rounded; 0: none
+  uint64_t reset;  // columns to be reset, laid out as `out_bf16`; 0: none
   uint64_t batch;
   uint32_t k;
-  uint32_t col_begin;
-  uint32_t n;
-  uint32_t y_stride;
+  uint32_t col_begin;  // this task's first column of y
+  uint32_t n;  // columns of this task
+  uint32_t y_stride;  // elements
   uint32_t x_stride;
   uint32_t out_bf16_stride;
   float eps;

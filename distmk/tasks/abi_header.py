@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import inspect
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -48,6 +50,24 @@ def unknown_field(args: type[ctypes.Structure]) -> str | None:
     return None
 
 
+def field_comments(cls: type[ctypes.Structure]) -> dict[str, str]:
+    """The comments of a struct's fields in its Python source, by field: behind it, or on the lines above it."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in inspect.getsource(cls).splitlines():
+        code, _, comment = (
+            line.partition("  # ") if "#" in line and not line.lstrip().startswith("#") else (line, "", "")
+        )
+        if line.lstrip().startswith("# "):
+            above.append(line.lstrip()[2:])
+        elif (field := re.search(r'"(\w+)"', code)) and field[1] in cls.__dict__:
+            found[field[1]] = " ".join([*above, comment]).strip()
+            above = []
+        elif comment:
+            found[next(reversed(found), "")] = comment  # of a field that the formatter has put on several lines
+    return {name: comment for name, comment in found.items() if name and comment}
+
+
 def _field(name: str, kind: Any) -> str:
     dims = ""
     while issubclass(kind, ctypes.Array):
@@ -56,9 +76,12 @@ def _field(name: str, kind: Any) -> str:
     return f"  {C_NAMES.get(kind) or kind.__name__} {name}{dims};"
 
 
-def _struct(cls: type[ctypes.Structure]) -> list[str]:
+def _struct(cls: type[ctypes.Structure], is_documented: bool) -> list[str]:
     fields = [(entry[0], entry[1]) for entry in cls._fields_]
-    lines = [f"struct {cls.__name__} {{", *(_field(name, kind) for name, kind in fields), "};"]
+    comments = field_comments(cls) if is_documented else {}
+    lines = [f"struct {cls.__name__} {{"]
+    lines += [_field(name, kind) + (f"  // {comments[name]}" if name in comments else "") for name, kind in fields]
+    lines.append("};")
     lines.append(f"static_assert(sizeof({cls.__name__}) == {ctypes.sizeof(cls)});")
     lines += [f"static_assert(offsetof({cls.__name__}, {name}) == {getattr(cls, name).offset});" for name, _ in fields]
     return [*lines, ""]
@@ -139,7 +162,7 @@ def _x_macro(name: str, tasks: Types) -> list[str]:
     return [f"#define {name}(X) " + "".join(f"\\\n  {entry} " for entry in entries).rstrip()]
 
 
-def _body(own: Types, absent: Types = ()) -> list[str]:
+def _body(own: Types, absent: Types = (), *, is_documented: bool = False) -> list[str]:
     types = all_types(own)
     there = [task for task in types if task not in absent]
     lines = [
@@ -153,9 +176,9 @@ def _body(own: Types, absent: Types = ()) -> list[str]:
     for weight_format in FORMATS.values():
         lines += _format(weight_format)
     for struct in abi.STRUCTS:
-        lines += _struct(struct)
+        lines += _struct(struct, is_documented)
     for args in dict.fromkeys(task.Args for task in types):
-        lines += _struct(args)
+        lines += _struct(args, is_documented)
     members = ", ".join(f"{task.type_name.upper()} = {task.type_id}" for task in types)
     lines += [f"enum class TaskType : uint16_t {{ {members} }};", "", *_traits(there)]
     lines.append("// X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).")
@@ -189,4 +212,5 @@ def render(own: Types = (), absent: Types = ()) -> str:
         "",
         f"constexpr uint64_t ABI_HASH = {abi_hash(own)}ull;",
     ]
-    return "\n".join([*head, *_body(own, absent), "", "}  // namespace distmk", ""])
+    body = _body(own, absent, is_documented=not own)  # the source of other types may be out of reach
+    return "\n".join([*head, *body, "", "}  // namespace distmk", ""])
