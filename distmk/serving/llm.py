@@ -60,8 +60,9 @@ class LLM:
     `max_num_seqs`: sequences that run at once, 1 to 128, and no more than an iteration carries tokens. None: 128 on GPUs, 16
     without; there more are slower.
     `deterministic`: a request's logits and tokens are the same bits alone and in any company, with or without cached prefixes,
-    and after it was put back. Every iteration then carries at most 16 tokens, and attention is cut at fixed positions: prompts
-    are read more slowly, at most 16 sequences run at once, and long contexts of one sequence decode somewhat more slowly.
+    and after it was put back. Every iteration then carries at most 16 tokens, and attention is cut at fixed positions: at
+    most 16 sequences run at once, prompts are read eleven times as slowly, and a token takes 7 % longer with one sequence and 57 %
+    with eight (Qwen3-8B, one H200).
     Bits still depend on the number of ranks and workers, and on the hardware.
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
