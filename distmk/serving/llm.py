@@ -61,9 +61,8 @@ class LLM:
     without; there more are slower.
     `deterministic`: a request's logits and tokens are the same bits alone and in any company, with or without cached prefixes,
     and after it was put back. Every iteration then carries at most 16 tokens, and attention is cut at fixed positions: at
-    most 16 sequences run at once, prompts are read eleven times as slowly, and a token takes 7 % longer with one sequence and 57 %
-    with eight (Qwen3-8B, one H200).
-    Bits still depend on the number of ranks and workers, and on the hardware.
+    most 16 sequences run at once, prompts are read eleven times as slowly, and a token takes 7 % longer with one sequence and
+    57 % with eight (Qwen3-8B, one H200). Bits still depend on the number of ranks and workers, and on the hardware.
     `trace_iterations`: trace the last iterations of each call; `trace` then holds the trace (on rank 0).
     `num_schedulers`: schedulers of a rank, at most one a worker, in threads of their own; on a GPU up to 12, on an SM of
     their own. None: every worker runs one in its idle time. `gpu_memory_utilization`: share of each GPU's memory (of the
