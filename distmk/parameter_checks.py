@@ -15,18 +15,18 @@ from distmk.errors import UsageError, shown
 
 def whole(name: str, value: Any, least: int, most: int, expected: str) -> int:
     """A whole number, also of numpy. UsageError: `value` is none, or out of range."""
-    value = as_python(value)
-    if not _is_number(value, numbers.Integral) or not least <= value <= most:
+    number = as_python(value)
+    if not _is_number(number, numbers.Integral) or not least <= number <= most:
         raise _wrong(name, value, expected)
-    return operator.index(value)
+    return operator.index(number)
 
 
 def real(name: str, value: Any, least: float, most: float, expected: str, above: bool = False) -> float:
     """A number from `least` (`above`: but not `least` itself) to `most`. UsageError: `value` is none, or out of range."""
-    value = as_python(value)
-    if not _is_number(value, numbers.Real) or not (least < value if above else least <= value) or not value <= most:
+    number = as_python(value)
+    if not _is_number(number, numbers.Real) or not (least < number if above else least <= number) or not number <= most:
         raise _wrong(name, value, expected)  # so is what is not a number (nan)
-    return float(value)
+    return float(number)
 
 
 def deadline(seconds: Any) -> float:

@@ -56,13 +56,10 @@ def report(error: DistmkError) -> int:
     if isinstance(error, BrokenOutputError):
         return error.exit_code
     rank, text = launcher_rank(), one_line(error) if error.exit_code == 2 else str(error)
-    if not siblings.may_exist():
-        tell(text)
-    elif rank == 0 or isinstance(error, OwnUsageError | RankLostError):
-        is_own = isinstance(error, OwnUsageError)
-        if error.exit_code != 2 or siblings.is_first_to_say(text):
-            tell(f"rank {rank}: {text}" if rank and is_own else text)
-        time.sleep(_SAME_MISTAKE_S if is_own else 0.0)
-    else:
-        time.sleep(_REPORT_S)
+    is_own, may_have_siblings = isinstance(error, OwnUsageError), siblings.may_exist()
+    reports = rank == 0 or is_own or isinstance(error, RankLostError)
+    if reports and (not may_have_siblings or error.exit_code != 2 or siblings.is_first_to_say(text)):
+        tell(f"rank {rank}: {text}" if rank and is_own else text)
+    if may_have_siblings:
+        time.sleep(_REPORT_S if not reports else _SAME_MISTAKE_S if is_own else 0.0)
     return error.exit_code

@@ -45,7 +45,9 @@ def test_as_many_pages_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed, page = fixed_memory(config, dataclasses.replace(options, num_pages=64)), page_bytes(config, options)
 
     def pages(room_for: float, share: float = 0.5, override: int | None = None) -> int:
-        available = int((fixed.local[0] + fixed.heap + kv_memory.UNCOUNTED_BYTES + room_for * page) / share) + 2
+        available = (
+            int((fixed.local[0] + fixed.heap + kv_memory._uncounted_bytes(options) + room_for * page) / share) + 2
+        )
         monkeypatch.setattr(kv_memory, "available_memory", lambda: available)
         asked = KvMemory(share, override)
         return with_kv_pages(config, options, asked, "host", SingleBootstrap(5.0)).num_pages

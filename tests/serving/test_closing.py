@@ -67,7 +67,7 @@ def test_open_at_exit(num_ranks: int, endless: Path, runner: Runner) -> None:
 def test_constructor_that_fails(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the engine is made, and after."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise UsageError("of the tokenizer")
 
     monkeypatch.setattr("distmk.serving.llm_engine.load_input_processor", fail)

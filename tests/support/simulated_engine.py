@@ -58,7 +58,9 @@ class SimulatedEngine:
         self.running: SimulatedLaunch | None = None
         self.num_launches = 0
         self.shares = False  # the launch that is under way, or starts
-        self.bootstrap = SimpleNamespace(losing_stopped_ranks=contextlib.nullcontext, send_command=self._send_command)
+        self.bootstrap = SimpleNamespace(
+            losing_stopped_ranks=contextlib.nullcontext, send_command=self._send_command, silence=lambda: None
+        )
         self.session = SimpleNamespace(stop=lambda: None)
 
     def _send_command(self, _: bytes) -> None:
