@@ -118,7 +118,6 @@ SAMPLING: Mapping[str, Absent] = {
     "guided_decoding_backend": _TUNES,
     "guided_whitespace_pattern": _TUNES,
     "detokenize": Absent((True,), "LLM(..., skip_tokenizer_init=True) gives outputs without text"),
-    "skip_special_tokens": Absent((True,)),
     "spaces_between_special_tokens": _TUNES,  # of slow tokenizers, which there are not
     "truncate_prompt_tokens": Absent((), "shorten the token ids of the prompt"),
     "thinking_token_budget": Absent((-1,), "max_tokens bounds an answer"),

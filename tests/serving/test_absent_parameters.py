@@ -69,7 +69,7 @@ REFUSED_SAMPLING = [
 def test_arguments_of_an_llm(tiny_model: Path) -> None:
     """All at once: they change no token."""
     with LLM(str(tiny_model), num_workers=1) as llm:
-        expected = llm.generate(IDS)[0].outputs[0].token_ids
+        expected = llm.generate(IDS, SamplingParams())[0].outputs[0].token_ids
     with LLM(str(tiny_model), num_workers=1, **NEUTRAL_LLM) as llm:
         output = llm.generate(IDS, SamplingParams(**NEUTRAL_SAMPLING), lora_request=None, priority=None)[0].outputs[0]
         for arguments, says in (

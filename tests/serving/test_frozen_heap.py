@@ -34,9 +34,9 @@ class Node:
 def busy_heap() -> FrozenHeap:
     """The heap of an engine that has been busy for a while."""
     heap = FrozenHeap()
-    for now_s in (0.0, 0.9, 1.1):
+    for settled in (0.0, 0.9, 1.1):
         assert gc.get_freeze_count() == 0
-        heap.busy(now_s)
+        heap.busy(settled * gc_pause._SETTLED_S)
     return heap
 
 
