@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _SETTLED_S = 0.1  # for which an engine has been busy before objects are frozen
+_IDLE_S = 1.0  # for which an engine has been idle before they are as before: a full pass may hold up what comes next
 _GROWTH = 1.25  # of all memory, after which objects that were frozen are looked through
 
 
@@ -26,19 +27,21 @@ def no_collection() -> Iterator[None]:
 class FrozenHeap:
     """Spares a busy engine the collector's full passes, which stop all threads of Python: for 0.2 s with 400,000 objects.
 
-    An engine that has been busy for a moment freezes all present objects, and the collector passes them by. Once the engine is
-    idle, the objects are as before. Freezing sets the collector's counts back, so that objects frozen again and again might never
-    be looked through. Therefore an engine that becomes idle makes a full pass each time that memory has grown by a quarter.
+    An engine that has been busy for a moment freezes all present objects, and the collector passes them by. Once the engine has
+    been idle for a while, the objects are as before. Freezing sets the collector's counts back, so that objects frozen again and
+    again might never be looked through. Therefore an idle engine makes a full pass each time that memory has grown by a quarter.
     Objects that somebody else has frozen are left alone.
     """
 
     def __init__(self) -> None:
         self._busy_since_s: float | None = None
+        self._idle_since_s: float | None = None
         self._is_frozen = False
         self._num_blocks = 0  # of memory after the last full pass, or when objects were frozen first
 
     def busy(self, now_s: float) -> None:
         """The engine has requests."""
+        self._idle_since_s = None
         if self._busy_since_s is None:
             self._busy_since_s = now_s
         elif not self._is_frozen and now_s - self._busy_since_s > _SETTLED_S:
@@ -49,8 +52,16 @@ class FrozenHeap:
                 self._is_frozen = True
                 self._num_blocks = self._num_blocks or sys.getallocatedblocks()
 
-    def idle(self) -> None:
+    def idle(self, now_s: float) -> None:
         """The engine has no requests."""
+        self._busy_since_s = None
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        if now_s - self._idle_since_s >= _IDLE_S:
+            self.release()
+
+    def release(self) -> None:
+        """The objects are as before."""
         self._busy_since_s = None
         if self._is_frozen:
             self._is_frozen = False

@@ -139,6 +139,7 @@ class Driver:
                 self._serve(item)
             else:
                 item.run()
+        self._heap.release()
         self._refuse()
 
     def _next(self) -> Call | Task | None:
@@ -150,6 +151,7 @@ class Driver:
                         self._queue.take(item)
                     return item
                 self._changed.wait(_IDLE_POLL_S)
+                self._heap.idle(time.monotonic())
                 self._look_at_others()
         return None
 
@@ -216,7 +218,7 @@ class Driver:
     def _rest(self) -> None:
         """There is no request to serve."""
         self._pace.rest()
-        self._heap.idle()
+        self._heap.idle(time.monotonic())
 
     def _look_at_others(self) -> None:
         """While nothing is to be done: a rank that is gone, or does not answer, is an error of the engine."""

@@ -48,7 +48,10 @@ def test_a_full_pass_sees_only_what_is_new() -> None:
     node = weakref.ref(Node())
     gc.collect()
     assert node() is None
-    heap.idle()
+    for waited_s in (2.0, 2.0 + 0.9 * gc_pause._IDLE_S):
+        heap.idle(waited_s)
+        assert len(gc.get_objects()) < 0.1 * num_objects
+    heap.idle(2.1 + gc_pause._IDLE_S)
     assert len(gc.get_objects()) > len(old)
 
 
@@ -57,8 +60,18 @@ def test_an_engine_that_is_busy_for_moments_freezes_nothing() -> None:
     for second in range(5):
         heap.busy(second)
         heap.busy(second + 0.9 * gc_pause._SETTLED_S)
-        heap.idle()
+        heap.idle(second + 0.95 * gc_pause._SETTLED_S)
         assert gc.get_freeze_count() == 0
+
+
+def test_moments_without_requests_change_nothing() -> None:
+    heap = busy_heap()
+    for second in range(3):
+        heap.idle(2.0 * second)
+        heap.busy(2.0 * second + 0.9 * gc_pause._IDLE_S)
+    assert gc.get_freeze_count() > 0
+    heap.release()
+    assert gc.get_freeze_count() == 0
 
 
 def test_frozen_garbage_is_collected_later() -> None:
@@ -76,7 +89,7 @@ def test_frozen_garbage_is_collected_later() -> None:
             heap.busy(now_s)
         assert node() is not None and gc.get_freeze_count() > len(kept)
         with gc_pause.no_collection():
-            heap.idle()
+            heap.release()
             assert (node() is None) == grows
     gc.collect()
     assert node() is None
@@ -87,7 +100,7 @@ def test_what_others_have_frozen_stays_so() -> None:
     heap = FrozenHeap()
     for now_s in (0.0, 2.0, 4.0):
         heap.busy(now_s)
-    heap.idle()
+    heap.release()
     assert gc.get_freeze_count() > 0
     gc.unfreeze()
 
@@ -95,6 +108,7 @@ def test_what_others_have_frozen_stays_so() -> None:
 @pytest.mark.parametrize("faults", [False, True])
 def test_a_driver_freezes_while_it_has_requests(faults: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_pause, "_SETTLED_S", -1.0)
+    monkeypatch.setattr(gc_pause, "_IDLE_S", 0.0)
     monkeypatch.setattr(driver, "_IDLE_POLL_S", 0.0005)
     seen: list[tuple[bool, bool]] = []
 
