@@ -26,10 +26,10 @@ class BatchBuilder {
     const uint32_t own = turns_.own(), wanted = turns_.program_for(num_wanted_rows());
     keeps_ = sequences_.any_kept() && turns_.may_change() && kept_rows_fit();
     if (!keeps_) return wanted;
-    bool has_other = wanted != own;
+    bool has_other = false;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < sequences_.end(); ++slot)
-      has_other |= sequences_.is_kept(slot) && !is_for(own, slot);
+      if (!sequences_.is_free(slot)) has_other |= sequences_.is_kept(slot) ? !is_for(own, slot) : wanted != own;
     return has_other ? 1 - own : own;
   }
 

@@ -99,6 +99,7 @@ class Batcher {
       program_ = builder_.choose_program();
       builder_.build(program_);
     } while (!builder_.num_rows() && state_.num_running && preempt_youngest());
+    if (!builder_.num_rows() && !is_over()) return false;  // all were put back: the host sends them again
     batch_.stop = builder_.num_rows() ? GOES_ON : ENDS_LAUNCH;
     if (batch_.stop) program_ = args_.program;
     begin_iteration(builder_.num_rows());

@@ -115,6 +115,21 @@ def test_rows_of_seeded_requests_keep_to_programs(tiny_model: Path, rng: np.rand
         assert llm.stats().num_preemptions
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_seeded_requests_that_are_put_back_end(tiny_model: Path, rng: np.random.Generator, share: float) -> None:
+    """What a short prompt has generated is read again by narrow iterations, though it has more rows than one of them."""
+    options: dict[str, Any] = {"num_workers": 1, "max_num_seqs": 12, "num_gpu_blocks_override": 30}
+    with LLM(str(tiny_model), **options) as llm:
+        for _ in range(10):
+            prompts = [random_ids(rng, int(n)) for n in rng.integers(1, 100, 12)]
+            seeds = [int(seed) if rng.random() < share else None for seed in rng.integers(1 << 30, size=12)]
+            params = [SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.5, seed=seed) for seed in seeds]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            assert [len(output.outputs[0].token_ids) for output in outputs] == [30] * 12
+        assert llm.stats().num_preemptions
+
+
 def own_logprobs(output: RequestOutput) -> list[tuple[int, float]]:
     """The tokens of a completion, and the log probability of each."""
     completion = output.outputs[0]

@@ -117,7 +117,7 @@ def test_philox() -> None:
 
 @pytest.mark.parametrize("parameters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 2000, "min_p": 1e-4}], ids=str)
 def test_small_changes_seldom_change_a_token(parameters: dict[str, Any]) -> None:
-    """Logits that differ by less than 0.004 of total variation give other tokens in at most 1 % of the draws."""
+    """Logits that differ by less than 0.004 of total variation give other tokens in at most 2 % of the draws."""
     rng, vocab, num_batches = np.random.default_rng(SEED), 5003, 128
     before = [torch.from_numpy(rng.normal(0, 2, vocab).astype(np.float32)) for _ in range(MAX_ROWS)]
     after = [logits + torch.from_numpy(rng.normal(0, 0.009, vocab).astype(np.float32)) for logits in before]
@@ -133,7 +133,7 @@ def test_small_changes_seldom_change_a_token(parameters: dict[str, Any]) -> None
             board.run(session, 0)
             tokens.append(board.tokens_drawn(session))
     changed = (tokens[0] != tokens[1]).mean()
-    assert changed <= 0.01, f"{changed:.2%} of {tokens[0].size} draws changed"
+    assert changed <= 0.02, f"{changed:.2%} of {tokens[0].size} draws changed"
     assert len(np.unique(tokens[0])) > 30
 
 
