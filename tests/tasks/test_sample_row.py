@@ -117,14 +117,14 @@ def test_philox() -> None:
 
 @pytest.mark.parametrize("parameters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 2000, "min_p": 1e-4}], ids=str)
 def test_small_changes_seldom_change_a_token(parameters: dict[str, Any]) -> None:
-    """Logits that differ by less than 0.004 of total variation give other tokens in at most 2 % of the draws."""
+    """Logits that differ by less than 0.004 of total variation on average give other tokens in at most 2 % of the draws."""
     rng, vocab, num_batches = np.random.default_rng(SEED), 5003, 128
     before = [torch.from_numpy(rng.normal(0, 2, vocab).astype(np.float32)) for _ in range(MAX_ROWS)]
     after = [logits + torch.from_numpy(rng.normal(0, 0.009, vocab).astype(np.float32)) for logits in before]
     change = [
         0.5 * (a.double().softmax(0) - b.double().softmax(0)).abs().sum() for a, b in zip(before, after, strict=True)
     ]
-    assert 0.001 < max(change) < 0.004
+    assert 0.001 < sum(change) / len(change) < 0.004
     board, tokens = SamplingBoard(vocab, 3, num_batches, 1), []
     with distmk.connect(1) as bootstrap, distmk.Session(board.graph, bootstrap, backend="host") as session:
         for rows in (before, after):
