@@ -23,17 +23,20 @@ INTERRUPTED_S = 10.0
 def check_interrupted(runner: Runner, process: subprocess.Popen[str], lost: int, number: signal.Signals) -> None:
     """Stop a follower, interrupt rank 0, and fail unless all of the job ends in time and says one line."""
     pid = pid_of(runner, lost)
+    stopped = f"distmk: rank {lost} (pid {pid}) is stopped"
     os.kill(pid, signal.SIGSTOP)
     time.sleep(0.3)
     process.send_signal(number)
     started = time.monotonic()
     done = runner.finish(process)
     assert time.monotonic() - started < INTERRUPTED_S
-    assert done.status == 130 and "Traceback" not in done.stderr, (done.status, done.stderr)
-    assert errors(done)[-1] == "distmk: interrupted", done.stderr
-    # Other followers may have time to name it.
-    assert all(line == f"distmk: rank {lost} (pid {pid}) is stopped" for line in errors(done)[:-1]), done.stderr
     runner.check_nothing_left()
+    if done.status == 4:  # rank 0 found the stopped rank before the signal came, as on a busy machine
+        assert errors(done) == [stopped], done.stderr
+        return
+    assert done.status == 130 and "Traceback" not in done.stderr, (done.status, done.stderr)
+    # Other followers may have time to name it.
+    assert set(errors(done)[:-1]) <= {stopped} and errors(done)[-1] == "distmk: interrupted", done.stderr
 
 
 @pytest.mark.parametrize(("num_ranks", "lost", "number"), [(2, 1, signal.SIGINT), (3, 2, signal.SIGTERM)])
