@@ -6,13 +6,13 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 7931038408806926451ull;
+constexpr uint64_t ABI_HASH = 1711577099072935017ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
 constexpr uint32_t MAX_SEQUENCES = 128u;
 constexpr uint32_t EVENTS_PER_ROW = 3u;
-constexpr uint32_t MAX_PROGRAMS = 2u;
+constexpr uint32_t MAX_PROGRAMS = 6u;
 constexpr uint32_t ENDS_TURN = 2u;
 constexpr uint32_t WIDE_ROWS = 512u;
 constexpr uint32_t WIDE_COLS = 64u;
@@ -942,7 +942,7 @@ struct SchedulerStepArgs {
   uint64_t drawn;  // Candidate [rows], the tokens of drawn rows; 0: no row is drawn
   uint64_t slots;  // SlotSampling [slots]; 0: no row is drawn
   uint64_t logprobs;  // LogprobRecord [rows], of drawn and scored rows; 0: no row is drawn
-  uint64_t other_batch;  // of the program that takes turns with this one; 0: there is none
+  uint64_t batches[6];  // the batch of each program of the launch; `batch` is one of them
   uint32_t num_ranks;
   uint32_t page_size;
   uint32_t max_pages;
@@ -950,11 +950,11 @@ struct SchedulerStepArgs {
   uint32_t max_slots;
   uint32_t max_positions;
   uint32_t program;  // number of this one
-  uint32_t max_rows;  // token rows of an iteration of this program; more than MAX_ROWS: its batch is a WideBatch
-  uint32_t other_rows;  // of the other program
+  uint32_t num_programs;
+  uint16_t max_rows[6];  // Token rows of an iteration of each program, in ascending order; more than MAX_ROWS: its batch is a WideBatch.
   uint32_t pad;
 };
-static_assert(sizeof(SchedulerStepArgs) == 104);
+static_assert(sizeof(SchedulerStepArgs) == 152);
 static_assert(offsetof(SchedulerStepArgs, candidates) == 0);
 static_assert(offsetof(SchedulerStepArgs, batch) == 8);
 static_assert(offsetof(SchedulerStepArgs, page_table) == 16);
@@ -962,17 +962,17 @@ static_assert(offsetof(SchedulerStepArgs, state) == 24);
 static_assert(offsetof(SchedulerStepArgs, drawn) == 32);
 static_assert(offsetof(SchedulerStepArgs, slots) == 40);
 static_assert(offsetof(SchedulerStepArgs, logprobs) == 48);
-static_assert(offsetof(SchedulerStepArgs, other_batch) == 56);
-static_assert(offsetof(SchedulerStepArgs, num_ranks) == 64);
-static_assert(offsetof(SchedulerStepArgs, page_size) == 68);
-static_assert(offsetof(SchedulerStepArgs, max_pages) == 72);
-static_assert(offsetof(SchedulerStepArgs, num_pages) == 76);
-static_assert(offsetof(SchedulerStepArgs, max_slots) == 80);
-static_assert(offsetof(SchedulerStepArgs, max_positions) == 84);
-static_assert(offsetof(SchedulerStepArgs, program) == 88);
-static_assert(offsetof(SchedulerStepArgs, max_rows) == 92);
-static_assert(offsetof(SchedulerStepArgs, other_rows) == 96);
-static_assert(offsetof(SchedulerStepArgs, pad) == 100);
+static_assert(offsetof(SchedulerStepArgs, batches) == 56);
+static_assert(offsetof(SchedulerStepArgs, num_ranks) == 104);
+static_assert(offsetof(SchedulerStepArgs, page_size) == 108);
+static_assert(offsetof(SchedulerStepArgs, max_pages) == 112);
+static_assert(offsetof(SchedulerStepArgs, num_pages) == 116);
+static_assert(offsetof(SchedulerStepArgs, max_slots) == 120);
+static_assert(offsetof(SchedulerStepArgs, max_positions) == 124);
+static_assert(offsetof(SchedulerStepArgs, program) == 128);
+static_assert(offsetof(SchedulerStepArgs, num_programs) == 132);
+static_assert(offsetof(SchedulerStepArgs, max_rows) == 136);
+static_assert(offsetof(SchedulerStepArgs, pad) == 148);
 
 struct SineArgs {
   uint64_t src;

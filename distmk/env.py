@@ -136,14 +136,14 @@ def loopback() -> bool:
 
 
 def turns() -> tuple[int, ...] | None:
-    """DISTMK_TURNS=rows or rows,rows: token rows of an iteration of each program that takes turns (None: the engine's choice)."""
+    """DISTMK_TURNS=rows or rows,rows: token rows of an iteration of each program (None: the engine's choice)."""
     if not os.environ.get("DISTMK_TURNS"):
         return None
     try:
         return tuple(int(rows) for rows in os.environ["DISTMK_TURNS"].split(","))
     except ValueError:
         given = shown(os.environ["DISTMK_TURNS"])
-        raise UsageError(f"DISTMK_TURNS={given}; expected one or two numbers of rows, such as 16,512") from None
+        raise UsageError(f"DISTMK_TURNS={given}; expected numbers of rows, such as 16,512") from None
 
 
 def emulator_seed() -> int | None:

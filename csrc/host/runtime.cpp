@@ -3,8 +3,8 @@
 #include "host/launch.h"
 #include "host/network_transport.h"
 #include "host/networks.h"
+#include "runtime/program_choice.h"
 #include "runtime/task_source.h"
-#include "runtime/turns.h"
 #include "runtime/worker.h"
 
 namespace distmk {

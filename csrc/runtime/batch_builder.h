@@ -1,8 +1,8 @@
 // Builds the batch of the next iteration: a row for every sequence that decodes, then chunks of prompts.
 #pragma once
 #include "runtime/page_table.h"
+#include "runtime/program_choice.h"
 #include "runtime/row_tokens.h"
-#include "runtime/turns.h"
 #include "runtime/wide_batch.h"
 
 namespace distmk {
@@ -15,32 +15,32 @@ class BatchBuilder {
                          const Sequences& sequences, Batch& batch, const PageTable& pages)
       : context_(context),
         args_(args),
-        turns_(context, args),
+        choice_(context, args),
         state_(state),
         sequences_(sequences),
         batch_(batch),
         pages_(pages) {}
 
-  // The program that the next iteration is for. If each of two has rows that no other may compute, they alternate.
+  // The program that the next iteration is for. Those that have rows which no other may compute take turns.
   DISTMK_FN uint32_t choose_program() {
-    const uint32_t own = turns_.own(), wanted = turns_.program_for(num_wanted_rows());
-    keeps_ = sequences_.any_kept() && turns_.may_change() && kept_rows_fit();
+    const uint32_t wanted = choice_.program_for(num_wanted_rows());
+    keeps_ = sequences_.any_kept() && choice_.may_switch() && kept_rows_fit();
     if (!keeps_) return wanted;
-    bool has_other = false;
+    uint32_t programs = 0;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < sequences_.end(); ++slot)
-      if (!sequences_.is_free(slot)) has_other |= sequences_.is_kept(slot) ? !is_for(own, slot) : wanted != own;
-    return has_other ? 1 - own : own;
+      if (!sequences_.is_free(slot)) programs |= 1u << (sequences_.is_kept(slot) ? program_of(slot) : wanted);
+    return choice_.next(programs);
   }
 
   // One row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages. Rows
-  // that keep to the other program are left out; those that keep to this one come first.
+  // that keep to another program are left out; those that keep to this one come first.
   DISTMK_FN void build(uint32_t program) {
-    wide_ = turns_.is_wide(program) ? context_.at<WideBatch>(turns_.batch(program)) : nullptr;
+    wide_ = choice_.is_wide(program) ? context_.at<WideBatch>(choice_.batch(program)) : nullptr;
     num_rows_ = num_runs_ = 0;
     batch_.num_rows = batch_.num_runs = 0;
-    max_sampled_ = turns_.max_sampled(program);
-    const uint32_t max_rows = turns_.max_rows(program), end = sequences_.end();
+    max_sampled_ = choice_.max_sampled(program);
+    const uint32_t max_rows = choice_.max_rows(program), end = sequences_.end();
     uint32_t num_reading = 0, num_kept = 0;  // num_kept: those of them that keep to programs
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < end; ++slot) {
@@ -74,7 +74,7 @@ class BatchBuilder {
  private:
   const Context& context_;
   const SchedulerStepArgs& args_;
-  const Turns turns_;
+  const ProgramChoice choice_;
   BatcherState& state_;
   const Sequences sequences_;
   Batch& batch_;
@@ -82,36 +82,40 @@ class BatchBuilder {
   WideBatch* wide_ = nullptr;
   uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
-  bool keeps_ = false;                    // whether there are two programs, and rows keep to one of them
+  bool keeps_ = false;                    // whether there are several programs, and rows keep to one of them
 
   // Programs round differently. So the position of a row alone says which program computes it, if its sequence keeps to
-  // programs: its tokens then seldom depend on its company. The wide program computes prompts that fit no narrow
-  // iteration, and the narrow one all other rows. Tokens that were generated before a sequence was put back are no part
-  // of its prompt here.
+  // programs: its tokens then seldom depend on its company. The smallest bucket that holds a prompt computes it, and
+  // the first program computes all other rows. Tokens that were generated before a sequence was put back are no part of
+  // its prompt here.
 
-  // The end of the wide program's rows of a sequence that keeps to programs.
-  DISTMK_FN uint32_t wide_end(const Sequence& sequence) const {
+  DISTMK_FN uint32_t own_prompt_len(const Sequence& sequence) const {
+    return sequence.prompt_len - request_of(context_.params(), sequence).num_output;
+  }
+  // The program of the next rows of a sequence that keeps to programs.
+  DISTMK_FN uint32_t program_of(uint32_t slot) const {
+    const Sequence& sequence = sequences_[slot];
     if (is_decoding(sequence)) return 0;
-    const uint32_t prompt_len = sequence.prompt_len - request_of(context_.params(), sequence).num_output;
-    return prompt_len > MAX_ROWS ? prompt_len : 0;
+    const uint32_t prompt_len = own_prompt_len(sequence);
+    return sequence.position < prompt_len ? choice_.program_for(prompt_len) : 0;
   }
   // Whether a program may compute the next rows of the sequence in a slot.
   DISTMK_FN bool is_for(uint32_t program, uint32_t slot) const {
-    if (!keeps_ || !sequences_.is_kept(slot)) return true;
-    return (sequences_[slot].position < wide_end(sequences_[slot])) == turns_.is_wide(program);
+    return !keeps_ || !sequences_.is_kept(slot) || program_of(slot) == program;
   }
   // The rows of a prompt up to here may be in one run.
   DISTMK_FN uint32_t end_of_reading(uint32_t slot) const {
     const Sequence& sequence = sequences_[slot];
-    const uint32_t end = keeps_ && sequences_.is_kept(slot) ? wide_end(sequence) : 0;
+    const uint32_t end = keeps_ && sequences_.is_kept(slot) ? own_prompt_len(sequence) : 0;
     return sequence.position < end ? end : sequence.prompt_len;
   }
-  // Whether a narrow iteration has room for a row of every sequence that keeps to programs. If it has not, none does.
+  // Whether an iteration of the first program has room for a row of every sequence that keeps to programs. If it has
+  // not, none does.
   DISTMK_FN bool kept_rows_fit() const {
     uint32_t num = 0;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < sequences_.end(); ++slot) num += sequences_.is_kept(slot);
-    return num <= MAX_ROWS;
+    return num <= choice_.max_rows(0);
   }
 
   // A row of every sequence that decodes and keeps to programs, or of every other one. If none does, a row of all.
@@ -126,7 +130,7 @@ class BatchBuilder {
 
   // Those of the first sequences, once they are more than the program follows from.
   DISTMK_FN uint32_t num_wanted_rows() const {
-    const uint32_t enough = turns_.least_rows();
+    const uint32_t enough = choice_.least_rows();
     uint32_t wanted = 0;
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < sequences_.end() && wanted <= enough; ++slot) {

@@ -116,7 +116,7 @@ class Batcher {
   // Whether the program goes on with an iteration of `num_rows` rows, one of every running sequence.
   DISTMK_FN bool is_for_own(uint32_t num_rows) const {
     return !batch_.num_wide_rows && num_rows == state_.num_running &&
-           Turns(context_, args_).program_for(num_rows) == args_.program;
+           ProgramChoice(context_, args_).program_for(num_rows) == args_.program;
   }
 
   // `NEAR`: the batch is narrow, and all its sequences are in the first MAX_ROWS slots. So a GPU knows that they are in
@@ -270,7 +270,7 @@ class Batcher {
   // Requests start in order.
   DISTMK_FN bool admit() {
     bool admitted = false;
-    const uint32_t max_sequences = Turns(context_, args_).max_sequences();
+    const uint32_t max_sequences = ProgramChoice(context_, args_).max_sequences();
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; state_.num_admitted != state_.num_commands; ++state_.num_admitted) {
       const Command& command = rings_.command(state_.num_admitted);

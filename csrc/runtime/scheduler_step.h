@@ -43,15 +43,15 @@ DISTMK_FN void put_to_all(const Context& context, uint64_t operand, uint64_t num
 // Brings the batch to every rank, as that of `program`. If another one has the turn, the batch that ends it says so.
 DISTMK_FN void store_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory,
                            uint32_t program) {
-  const Turns turns(context, args);
+  const ProgramChoice choice(context, args);
   const Team& team = context.team;
-  auto* batch = context.at<Batch>(turns.batch(program));
+  auto* batch = context.at<Batch>(choice.batch(program));
   if (memory.batch != batch) copy_bytes(team, batch, memory.batch, sizeof(Batch));
-  if (turns.is_wide(program))
+  if (choice.is_wide(program))
     store_wide_tokens(context, Sequences(*memory.state, memory.far), *memory.batch,
-                      *context.at<WideBatch>(turns.batch(program)));
+                      *context.at<WideBatch>(choice.batch(program)));
   team.sync();  // the transport reads the heap's copy
-  put_to_all(context, turns.batch(program), turns.batch_bytes(program));
+  put_to_all(context, choice.batch(program), choice.batch_bytes(program));
   if (program == args.program) return;
   auto* last = context.at<Batch>(args.batch);
   if (team.leader()) last->stop = static_cast<uint16_t>(ENDS_TURN + program);

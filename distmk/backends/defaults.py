@@ -149,9 +149,7 @@ def agree_on_workers(bootstrap: Bootstrap, wanted: int | None, backend: str, sch
 
 
 class Turns(NamedTuple):
-    """Token rows of an iteration of each program that takes turns (`DecodeOptions.turns`). why_narrow: what a narrow program is
-    alone with.
-    """
+    """`DecodeOptions.row_buckets` of an engine. why_narrow: what a narrow program is alone with."""
 
     rows: tuple[int, ...]
     why_narrow: str = ""

@@ -7,11 +7,13 @@ as if the tasks of all others had run between two of its iterations. All other m
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distmk.abi import MAX_PROGRAMS, MAX_ROWS, LaunchKind, Space
+from distmk.abi import MAX_PROGRAMS, LaunchKind, Space
 from distmk.check.allocations import protocol_areas
 from distmk.check.bounds import Accesses
 from distmk.check.findings import Findings
@@ -24,6 +26,7 @@ from distmk.program.reader import ProgramTables
 SAME_IN_ALL = ("num_ranks", "num_workers", "num_schedulers", "zeroed_heap_bytes", "heap_bytes", "local_bytes", "host")
 SAME_IN_ALL_STEPS = (
     "page_table", "state", "slots", "num_ranks", "page_size", "max_pages", "num_pages", "max_slots", "max_positions",
+    "num_programs", "batches", "max_rows",
 )  # fmt: skip
 Contents = dict[Placed, set[Content]]
 
@@ -90,26 +93,32 @@ def check_together(programs: Sequence[Program], turns: Sequence[Turn], findings:
     findings.raise_any()
     _check_steps(programs, findings)
     _check_apart(programs, turns, findings)
-    for piece in turns[0].contents.keys() & turns[-1].contents.keys():
-        mine, its = turns[0].contents[piece], turns[-1].contents[piece]
-        if not (mine <= its or its <= mine):
-            findings.add("turns", f"tasks of two programs take the bytes of {piece.name} for different things")
+    for one, other in itertools.combinations(turns, 2):
+        for piece in one.contents.keys() & other.contents.keys():
+            mine, its = one.contents[piece], other.contents[piece]
+            if not (mine <= its or its <= mine):
+                findings.add("turns", f"tasks of two programs take the bytes of {piece.name} for different things")
 
 
 def _check_steps(programs: Sequence[Program], findings: Findings) -> None:
     steps = [_step_of(program) for program in programs]
-    for index, (step, other) in enumerate(zip(steps, reversed(steps), strict=True)):
+    for index, step in enumerate(steps):
         for field in SAME_IN_ALL_STEPS:
-            if getattr(step, field) != getattr(steps[0], field):
+            if _value(step, field) != _value(steps[0], field):
                 findings.add(
                     "turns", f"the scheduler step of program {index} has another {field} than that of program 0"
                 )
         if step.program != index:
             findings.add("turns", f"the scheduler step of program {index} is for program {step.program}")
-        if (step.other_batch, step.other_rows) != (other.batch, other.max_rows):
-            findings.add("turns", f"the scheduler step of program {index} has not the batch of the other program")
-    if (steps[0].max_rows > MAX_ROWS) >= (steps[-1].max_rows > MAX_ROWS):
-        findings.add("turns", "of two programs the first must be narrow, and the second wide")
+        if step.num_programs != len(programs):
+            findings.add(
+                "turns", f"the scheduler step of program {index} knows {step.num_programs} of {len(programs)} programs"
+            )
+
+
+def _value(step: Any, field: str) -> Any:
+    value = getattr(step, field)
+    return tuple(value) if isinstance(value, ctypes.Array) else value
 
 
 def _step_of(program: Program) -> Any:

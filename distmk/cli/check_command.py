@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_seqs=MAX_ROWS if arguments.max_num_seqs is None else arguments.max_num_seqs,
         max_model_len=choose_model_len(arguments.max_model_len, config),
         host_sizes=arguments.host_sizes,
-        turns=(MAX_ROWS,) if len(arguments.host_sizes) > 1 else (MAX_ROWS, WIDE_ROWS),
+        row_buckets=(MAX_ROWS,) if len(arguments.host_sizes) > 1 else (MAX_ROWS, WIDE_ROWS),
     )
     started = time.perf_counter()
     with progress("compiling the program"):

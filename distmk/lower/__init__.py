@@ -42,12 +42,15 @@ def lower(model: Model, options: DecodeOptions) -> Graph:
 
 
 def lower_programs(model: Model, options: DecodeOptions) -> tuple[Graph, ...]:
-    """The task graphs of the programs that take turns (`DecodeOptions.turns`), in the order of their numbers."""
+    """The task graphs of the programs of a launch (`DecodeOptions.row_buckets`), in the order of their numbers."""
     lowered = lower_narrow(model, options)
-    if options.turns == (MAX_ROWS,):
-        return (lowered.graph,)
-    wide = lower_wide(model, lowered.plan, lowered.graph, lowered.buffers)
-    return (lowered.graph, wide) if len(options.turns) > 1 else (wide,)
+    graphs, wide = [], None
+    for program, max_rows in enumerate(options.row_buckets):
+        graph = lowered.graph
+        if max_rows > MAX_ROWS:
+            graph, wide = lower_wide(model, lowered.plan, lowered.graph, lowered.buffers, program, wide)
+        graphs.append(graph)
+    return tuple(graphs)
 
 
 @no_collection()
@@ -56,7 +59,8 @@ def lower_narrow(model: Model, options: DecodeOptions) -> Lowered:
     plan = plan_work(model, options)
     graph = Graph(options.num_ranks, options.num_workers, options.num_schedulers, host_sizes=options.host_sizes)
     buffers = declare_buffers(graph, plan)
-    emit_scheduler_step(graph, plan, buffers)
+    if options.row_buckets[0] == MAX_ROWS:
+        emit_scheduler_step(graph, plan, buffers, program=0)
     for op in model.operators:
         emit_operator(graph, plan, buffers, op)
     return Lowered(plan, graph, buffers)

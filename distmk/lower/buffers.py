@@ -17,7 +17,6 @@ from distmk.lower.sampling import SamplingBuffers, declare_sampling
 from distmk.model.shards import Range
 from distmk.tasks.scheduling import batcher_bytes, candidates_bytes
 
-NARROW_BATCH, WIDE_BATCH = "batch", "wide_batch"  # names of buffers
 EMBED_WRITE = 0  # index of the embedding among an iteration's writes of the residual stream
 
 
@@ -56,8 +55,8 @@ class DecodeBuffers:
 
     Activations are [MAX_ROWS, columns]; a row is a token of the iteration.
 
-    batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler. other_batch: that of the program
-        that takes turns with this one; None: it runs alone.
+    batch: u8 [sizeof(Batch)], the iteration's rows, put to every rank by rank 0's scheduler. batches: those of all programs, by
+        number.
     page_table: i32 [slots, max_pages].
     state: rank 0's batcher (`BatcherState`).
     x: f32 [MAX_ROWS, hidden_size], the residual stream.
@@ -78,7 +77,7 @@ class DecodeBuffers:
     """
 
     batch: Buffer
-    other_batch: Buffer | None
+    batches: tuple[Buffer, ...]
     page_table: Buffer
     state: Buffer
     x: Buffer
@@ -128,9 +127,11 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     one_shot = plan.options.all_reduces and not plan.options.crosses_hosts
     slots_cols = graph.num_ranks * MAX_ROWS * config.hidden_size if one_shot else 1
     per_layer = plan.attention_rotation
+    buckets = plan.options.row_buckets
+    batches = tuple(_batch(graph, rows) for rows in buckets)
     buffers = DecodeBuffers(
-        batch=graph.buffer(NARROW_BATCH, ctypes.sizeof(Batch), dtype="u8"),
-        other_batch=wide_batch(graph) if len(plan.options.turns) > 1 else None,
+        batch=batches[0] if buckets[0] == MAX_ROWS else _batch(graph, MAX_ROWS),
+        batches=batches,
         page_table=graph.buffer("page_table", plan.options.num_slots * shapes[0].max_pages, dtype="i32"),
         state=_local(graph, "batcher", batcher_bytes(plan.num_pages, plan.options.max_seqs)),
         x=graph.buffer("x", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL),
@@ -156,9 +157,15 @@ def declare_buffers(graph: Graph, plan: WorkPlan) -> DecodeBuffers:
     return buffers
 
 
-def wide_batch(graph: Graph) -> Buffer:
-    """Add the batch metadata of wide iterations: u8 [sizeof(WideBatch)]."""
-    return graph.buffer(WIDE_BATCH, ctypes.sizeof(WideBatch), dtype="u8")
+def batch_name(max_rows: int) -> str:
+    """The name of the batch of the program whose iterations carry up to `max_rows` rows."""
+    return f"batch{max_rows}"
+
+
+def _batch(graph: Graph, max_rows: int) -> Buffer:
+    """Add the batch metadata of a program."""
+    kind = WideBatch if max_rows > MAX_ROWS else Batch
+    return graph.buffer(batch_name(max_rows), ctypes.sizeof(kind), dtype="u8")
 
 
 def _local(graph: Graph, name: str, num_bytes: int) -> Buffer:

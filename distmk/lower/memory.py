@@ -39,7 +39,7 @@ def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
     rope = options.max_model_len * head_dim * F32_BYTES
     cached = 2 * max(shard.num_kv for shard in shards) * head_dim * options.total_pages * options.page_size
     pushed = 3 * options.num_ranks if options.all_reduces and not options.crosses_hosts else 0
-    wide, from_peers = _wide_bytes(config, options, shards) if options.turns[-1] > MAX_ROWS else (0, 0)
+    wide, from_peers = _wide_bytes(config, options, shards) if options.row_buckets[-1] > MAX_ROWS else (0, 0)
     return MemoryNeed(
         weights=(config.num_layers * layer + tables) * BF16_BYTES + rope,
         kv_cache=config.num_layers * cached * BF16_BYTES,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
-from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, LaunchKind
+from distmk.abi import MAX_PROGRAMS, MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, LaunchKind
 from distmk.errors import UsageError
 from distmk.graph.hosts import host_ranks
 from distmk.tasks.slots import slots_for
@@ -35,8 +36,8 @@ class DecodeOptions:
         None: as many as that attention occupies, unless it is more than a third of the workers, and those that qkv and o can
         spare (`worker_roles`).
     loopback: one rank runs the all-reduces with itself, to work on them with one GPU.
-    turns: token rows of an iteration, by program: (MAX_ROWS,), a narrow one alone; (MAX_ROWS, n), which takes turns with a wide
-        one of n rows; (n,), a wide one alone. Across hosts there is no wide one.
+    row_buckets: token rows that an iteration carries at most, by program, in ascending order. The smallest bucket that holds the
+        rows of an iteration runs it. Across hosts there is the bucket of MAX_ROWS alone.
     host_sizes: numbers of consecutive ranks that share memory, between which all-reduces are hierarchical; () or one number:
         all ranks do.
     """
@@ -56,7 +57,7 @@ class DecodeOptions:
     attention_launch: Literal["massive", "spread"] = "massive"
     num_reserved: int | None = None
     loopback: bool = False
-    turns: tuple[int, ...] = (MAX_ROWS,)
+    row_buckets: tuple[int, ...] = (MAX_ROWS,)
     host_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -80,19 +81,20 @@ class DecodeOptions:
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
         host_ranks(self.host_sizes, self.num_ranks)  # raises if they do not fit together
-        self._check_turns()
+        self._check_row_buckets()
 
-    def _check_turns(self) -> None:
-        if self.deterministic and self.turns != (MAX_ROWS,):
-            raise UsageError(f"turns is {self.turns}; with deterministic, every iteration carries {MAX_ROWS} rows")
-        first, *others = self.turns or (0,)
-        is_narrow, widest = first == MAX_ROWS, self.turns[-1]
-        if len(others) > is_narrow or not (self.turns == (MAX_ROWS,) or MAX_ROWS < widest <= WIDE_ROWS):
+    def _check_row_buckets(self) -> None:
+        buckets = self.row_buckets
+        if self.deterministic and buckets != (MAX_ROWS,):
+            raise UsageError(f"row_buckets is {buckets}; with deterministic, every iteration carries {MAX_ROWS} rows")
+        ascends = all(a < b for a, b in itertools.pairwise((MAX_ROWS - 1, *buckets, WIDE_ROWS + 1)))
+        if not 1 <= len(buckets) <= MAX_PROGRAMS or not ascends:
             raise UsageError(
-                f"turns is {self.turns}; expected {MAX_ROWS} rows, more (up to {WIDE_ROWS}), or both in this order"
+                f"row_buckets is {buckets}; expected up to {MAX_PROGRAMS} ascending numbers from {MAX_ROWS} to {WIDE_ROWS}"
             )
+        widest = buckets[-1]
         if widest > MAX_ROWS and self.crosses_hosts:
-            raise UsageError(f"turns is {self.turns}; across hosts an iteration carries {MAX_ROWS} rows")
+            raise UsageError(f"row_buckets is {buckets}; across hosts an iteration carries {MAX_ROWS} rows")
         if self.max_seqs > widest:
             where = " across hosts" if self.crosses_hosts else ""
             raise UsageError(

@@ -9,17 +9,16 @@ from distmk.lower.plan import WorkPlan
 from distmk.tasks import SchedulerStep
 
 
-def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, program: int = 0) -> None:
-    """One task, run by a scheduler of rank 0. `program`: the number of the graph's, among those that take turns."""
+def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, program: int) -> None:
+    """One task, run by a scheduler of rank 0. `program`: the number of the graph's, among those of the launch."""
     options = plan.options
-    other_rows = sum(options.turns) - options.turns[program]
     graph.add(
         SchedulerStep(
             rank=0,
             op="scheduler_step",
             launch=LaunchKind.SCHEDULER,
             candidates=buffers.sampled.at(0),
-            batch=buffers.batch.at(0),
+            batches=tuple(batch.at(0) for batch in buffers.batches),
             page_table=buffers.page_table.at(0),
             state=buffers.state.at(0),
             drawn=buffers.sampling.drawn.at(0),
@@ -31,8 +30,6 @@ def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, pr
             max_slots=options.max_seqs,
             max_positions=options.max_model_len,
             program=program,
-            max_rows=options.turns[program],
-            other_batch=buffers.other_batch.at(0) if buffers.other_batch else None,
-            other_rows=other_rows,
+            max_rows=options.row_buckets,
         )
     )

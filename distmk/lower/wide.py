@@ -19,7 +19,7 @@ from distmk.lower.buffers import DecodeBuffers
 from distmk.lower.head import emit_sampled
 from distmk.lower.plan import WorkPlan
 from distmk.lower.scheduler import emit_scheduler_step
-from distmk.lower.wide_buffers import SharedWeights, WideBuffers, declare_wide_buffers
+from distmk.lower.wide_buffers import SharedWeights, WideBuffers, declare_wide_buffers, share_wide_buffers
 from distmk.model.nodes import ActivationKind
 from distmk.model.operators import Embedding, Head, Mlp, Model, Operator, SelfAttention
 from distmk.model.shards import Range
@@ -30,21 +30,34 @@ EPILOGUES: dict[ActivationKind, WideEpilogue] = {"silu": WideEpilogue.SWIGLU, "g
 
 
 @no_collection()
-def lower_wide(model: Model, plan: WorkPlan, narrow: Graph, buffers: DecodeBuffers) -> Graph:
-    """The task graph of one wide iteration on all ranks, whose program takes turns with that of `narrow`.
+def lower_wide(
+    model: Model,
+    plan: WorkPlan,
+    narrow: Graph,
+    buffers: DecodeBuffers,
+    program: int = -1,
+    shared: WideBuffers | None = None,
+) -> tuple[Graph, WideBuffers]:
+    """The task graph of one wide iteration on all ranks, that of program number `program` (-1: of the last one), and its buffers.
 
-    plan, buffers: of the narrow graph. Raises UsageError if ranks do not share memory, as these tasks write that of peers.
+    plan, buffers: of the narrow graph. shared: buffers of another wide program of the launch. Raises UsageError if ranks do not
+    share memory, as these tasks write that of peers.
     """
+    program %= len(plan.options.row_buckets)
     if plan.options.crosses_hosts:
         raise UsageError(
             f"{len(plan.options.hosts)} hosts cannot run wide iterations; they need ranks that share memory"
         )
     graph = Graph(narrow.num_ranks, narrow.num_workers, narrow.num_schedulers, host_sizes=narrow.host_sizes)
-    emitter = _Emitter(graph, plan, declare_wide_buffers(graph, plan, buffers), SharedWeights(graph, narrow))
-    emit_scheduler_step(graph, plan, emitter.buffers.decode, program=len(plan.options.turns) - 1)
+    if shared:
+        made = share_wide_buffers(graph, plan, shared, program)
+    else:
+        made = declare_wide_buffers(graph, plan, buffers, program)
+    emitter = _Emitter(graph, plan, made, SharedWeights(graph, narrow))
+    emit_scheduler_step(graph, plan, made.decode, program)
     for op, following in itertools.zip_longest(model.operators, model.operators[1:]):
         emitter.emit(op, normalized=_has_norm(following))
-    return graph
+    return graph, made
 
 
 def _has_norm(op: Operator | None) -> bool:

@@ -9,9 +9,9 @@ from distmk.abi import MAX_WIDE_SPLITS, WIDE_COLS, WIDE_ROWS, Space
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region, Slab, Weight
-from distmk.lower.buffers import DecodeBuffers, wide_batch
+from distmk.lower.buffers import DecodeBuffers
 from distmk.lower.plan import WorkPlan
-from distmk.lower.sampling import WIDE, share_sampling
+from distmk.lower.sampling import WIDE, SamplingBuffers, share_sampling
 from distmk.tasks.scheduling import candidates_bytes
 from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
 
@@ -65,8 +65,8 @@ class WideBuffers:
         return self.parts.at(rank, first * hidden_size, (first + num_splits) * hidden_size)
 
 
-def declare_wide_buffers(graph: Graph, plan: WorkPlan, decode: DecodeBuffers) -> WideBuffers:
-    """Add the buffers of a wide program to `graph`; `decode`: those of the narrow program. Sets the batch of `graph`."""
+def declare_wide_buffers(graph: Graph, plan: WorkPlan, decode: DecodeBuffers, program: int) -> WideBuffers:
+    """Add the buffers of wide program `program` to `graph`; `decode`: those of the narrow one. Sets the batch of `graph`."""
     hidden, tiled = plan.config.hidden_size, plan.options.tiled
     q_cols = [shape.num_q * shape.head_dim for shape in plan.shapes]
     mlp_cols = [end - begin for begin, end in (shard.mlp for shard in plan.shards)]
@@ -83,7 +83,7 @@ def declare_wide_buffers(graph: Graph, plan: WorkPlan, decode: DecodeBuffers) ->
         return graph.buffer(name, num_cols, rows=WIDE_ROWS, dtype="bf16", space=Space.LOCAL)
 
     owned = owned_rows(graph.num_ranks)
-    decode = _share(graph, plan, decode)
+    decode = _share(graph, plan, decode, program)
     graph.batch = decode.batch
     return WideBuffers(
         decode=decode,
@@ -111,26 +111,43 @@ def _sampled_x(graph: Graph, num_cols: int, tiled: bool) -> Buffer:
     return graph.buffer("wide_sampled_x", size // num_blocks, rows=num_blocks, dtype="bf16", space=Space.LOCAL)
 
 
-def _share(graph: Graph, plan: WorkPlan, decode: DecodeBuffers) -> DecodeBuffers:
+def share_wide_buffers(graph: Graph, plan: WorkPlan, wide: WideBuffers, program: int) -> WideBuffers:
+    """The buffers of another wide program, number `program`: all but its batch and `sampled` are those of the first."""
+    decode = wide.decode
+    caches = [cache for pair in decode.caches for cache in pair]
+    sampling = [getattr(decode.sampling, field.name) for field in dataclasses.fields(decode.sampling)]
+    own = [buffer for field in dataclasses.fields(wide) if isinstance(buffer := getattr(wide, field.name), Buffer)]
+    for buffer in (decode.page_table, decode.state, *caches, *sampling, decode.candidates, *own):
+        graph.share(buffer)
+    for batch in decode.batches:
+        graph.share(batch)
+    graph.batch = decode.batches[program]
+    sampled = _sampled(graph, plan, decode.sampling, program)
+    return dataclasses.replace(wide, decode=dataclasses.replace(decode, batch=graph.batch, sampled=sampled))
+
+
+def _share(graph: Graph, plan: WorkPlan, decode: DecodeBuffers, program: int) -> DecodeBuffers:
     """The narrow program's buffers with another batch; those of use to a wide one become buffers of `graph`. What it has for each
     sampled row is larger if it samples more.
     """
     caches = [cache for pair in decode.caches for cache in pair]
-    for buffer in (decode.page_table, decode.state, *caches):
+    for buffer in (decode.page_table, decode.state, *caches, *decode.batches):
         graph.share(buffer)
-    other = None if decode.other_batch is None else graph.share(decode.batch)
-    batch = wide_batch(graph) if decode.other_batch is None else graph.share(decode.other_batch)
     sampling = share_sampling(graph, plan, decode.sampling)
     row_bytes = candidates_bytes(sampling.num_rows)
     if sampling.num_rows > decode.sampling.num_rows:
         candidates = graph.buffer(f"{WIDE}candidates", graph.num_workers * row_bytes, dtype="u8", space=Space.LOCAL)
     else:
         candidates = graph.share(decode.candidates)
-    # Not shared: on other ranks than 0 it is not known when a copy of it is no longer sent.
-    sampled = graph.buffer(f"{WIDE}sampled", graph.num_ranks * row_bytes, dtype="u8")
-    return dataclasses.replace(
-        decode, batch=batch, other_batch=other, sampling=sampling, candidates=candidates, sampled=sampled
-    )
+    sampled = _sampled(graph, plan, sampling, program)
+    batch = decode.batches[program]
+    return dataclasses.replace(decode, batch=batch, sampling=sampling, candidates=candidates, sampled=sampled)
+
+
+def _sampled(graph: Graph, plan: WorkPlan, sampling: SamplingBuffers, program: int) -> Buffer:
+    """Not shared: on other ranks than 0 it is not known when a copy of it is no longer sent."""
+    num_bytes = graph.num_ranks * candidates_bytes(sampling.num_rows)
+    return graph.buffer(f"sampled{plan.options.row_buckets[program]}", num_bytes, dtype="u8")
 
 
 class SharedWeights:

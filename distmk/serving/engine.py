@@ -232,7 +232,7 @@ class Engine:
             deterministic=self.args.deterministic,
             keep_logits=self.args.keep_logits,
             loopback=env.loopback(),
-            turns=turns.rows,
+            row_buckets=turns.rows,
             host_sizes=self.host_sizes if len(self.host_sizes) > 1 else (),
             **backend_choices(self.backend_name),
         )

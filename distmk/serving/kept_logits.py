@@ -9,7 +9,7 @@ from distmk.abi import ENDS_TURN, MAX_ROWS, Batch
 from distmk.bootstrap import Bootstrap
 from distmk.bootstrap.messages import malformed
 from distmk.lower import DecodeOptions
-from distmk.lower.buffers import NARROW_BATCH, WIDE_BATCH
+from distmk.lower.buffers import batch_name
 from distmk.lower.sampling import logits_name
 from distmk.model.config import ModelConfig
 from distmk.model.shards import shard_model
@@ -36,8 +36,8 @@ def collect_logits(session: Session, options: DecodeOptions, config: ModelConfig
 
 def _sampled_row(session: Session, options: DecodeOptions) -> Logits:
     """This rank's logits, in the sections of all ranks; of the program that ran last."""
-    are_wide = [rows > MAX_ROWS for rows in options.turns]
-    batches = [_batch(session, WIDE_BATCH if is_wide else NARROW_BATCH) for is_wide in are_wide]
+    are_wide = [rows > MAX_ROWS for rows in options.row_buckets]
+    batches = [_batch(session, batch_name(rows)) for rows in options.row_buckets]
     last = -1 if batches[0].stop >= ENDS_TURN else 0
     row = 0 if are_wide[last] else next(index for index, entry in enumerate(batches[last].rows) if entry.sample)
     found: Logits = session.view(logits_name(wide=are_wide[last], num_slots=options.num_slots))[row]

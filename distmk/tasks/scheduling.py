@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterable
-from ctypes import c_uint32, c_uint64
+from ctypes import c_uint16, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -107,7 +108,7 @@ class SchedulerStepArgs(ctypes.Structure):
         ("drawn", c_uint64),  # Candidate [rows], the tokens of drawn rows; 0: no row is drawn
         ("slots", c_uint64),  # SlotSampling [slots]; 0: no row is drawn
         ("logprobs", c_uint64),  # LogprobRecord [rows], of drawn and scored rows; 0: no row is drawn
-        ("other_batch", c_uint64),  # of the program that takes turns with this one; 0: there is none
+        ("batches", c_uint64 * MAX_PROGRAMS),  # the batch of each program of the launch; `batch` is one of them
         ("num_ranks", c_uint32),
         ("page_size", c_uint32),
         ("max_pages", c_uint32),
@@ -115,11 +116,9 @@ class SchedulerStepArgs(ctypes.Structure):
         ("max_slots", c_uint32),
         ("max_positions", c_uint32),
         ("program", c_uint32),  # number of this one
-        (
-            "max_rows",
-            c_uint32,
-        ),  # token rows of an iteration of this program; more than MAX_ROWS: its batch is a WideBatch
-        ("other_rows", c_uint32),  # of the other program
+        ("num_programs", c_uint32),
+        # Token rows of an iteration of each program, in ascending order; more than MAX_ROWS: its batch is a WideBatch.
+        ("max_rows", c_uint16 * MAX_PROGRAMS),
         ("pad", c_uint32),
     ]
 
@@ -129,16 +128,16 @@ class SchedulerStepArgs(ctypes.Structure):
 class SchedulerStep(Task):
     """The batch metadata of this iteration from the tokens of the last one, put to every rank. Rank 0's scheduler 0 runs it.
 
-    It decides on stop conditions, admission of waiting requests, KV pages and prompt chunks; the host only reads tokens. Of two
-    programs that take turns it chooses the one for the next iteration, by the rows that there are to compute: a batch for the
-    other program ends this one's turn.
+    It decides on stop conditions, admission of waiting requests, KV pages and prompt chunks; the host only reads tokens. It
+    chooses the program of the next iteration by the rows that there are to compute: the smallest bucket that holds them
+    (csrc/runtime/program_choice.h). A batch for another program ends this one's turn.
 
-    batch: u8 [sizeof(Batch)], or [sizeof(WideBatch)] if `max_rows` is more than MAX_ROWS; so is other_batch by `other_rows`.
-    program: 0, or 1 of two.
+    batches: the batch of each program of the launch, by number: u8 [sizeof(Batch)], or [sizeof(WideBatch)] where its iterations
+    have more than MAX_ROWS rows. max_rows: rows of an iteration of each, in ascending order. program: the number of this one.
     """
 
     candidates: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
+    batches: tuple[Region, ...] = ()
     page_table: Region = None  # type: ignore[assignment]
     state: Region = None  # type: ignore[assignment]
     drawn: Region | None = None
@@ -150,12 +149,15 @@ class SchedulerStep(Task):
     max_slots: int = MAX_ROWS
     max_positions: int = 0
     program: int = 0
-    max_rows: int = MAX_ROWS
-    other_batch: Region | None = None
-    other_rows: int = 0
+    max_rows: tuple[int, ...] = (MAX_ROWS,)
 
     Args: ClassVar[type[ctypes.Structure]] = SchedulerStepArgs
     runs_on_scheduler: ClassVar[bool] = True
+
+    @property
+    def batch(self) -> Region:
+        """The batch of this program."""
+        return self.batches[self.program]
 
     def reads(self) -> Iterable[Region]:
         return filter(None, (self.candidates, self.drawn, self.logprobs, self.state, self.page_table, self.batch))
@@ -165,9 +167,7 @@ class SchedulerStep(Task):
         if self.slots:
             yield self.slots
         for rank in range(self.num_ranks):
-            yield self.batch.on(rank)
-            if self.other_batch:
-                yield self.other_batch.on(rank)
+            yield from (batch.on(rank) for batch in self.batches)
             yield self.page_table.on(rank)
 
     def encode(self, layout: Layout) -> ctypes.Structure:
@@ -185,10 +185,10 @@ class SchedulerStep(Task):
             num_pages=self.num_pages,
             max_slots=self.max_slots,
             max_positions=self.max_positions,
-            other_batch=layout.operand(self.other_batch),
+            batches=tuple(map(layout.operand, self.batches)),
             program=self.program,
+            num_programs=len(self.batches),
             max_rows=self.max_rows,
-            other_rows=self.other_rows,
         )
 
     @classmethod
@@ -199,11 +199,14 @@ class SchedulerStep(Task):
             "rows are drawn without parameters, or never",
         )
         require(1 <= args.max_slots <= MAX_SEQUENCES, "max_slots is out of range")
-        require(args.program < (MAX_PROGRAMS if args.other_batch else 1), "program is out of range")
-        require(1 <= args.max_rows <= WIDE_ROWS, "max_rows is out of range")
-        require(bool(args.other_batch) == (args.other_rows > 0), "the other program has rows and no batch, or no rows")
-        require(args.other_rows <= WIDE_ROWS, "other_rows is out of range")
-        require(args.max_slots <= max(args.max_rows, args.other_rows), "no iteration has a row for every sequence")
+        require(1 <= args.num_programs <= MAX_PROGRAMS, "num_programs is out of range")
+        require(args.program < args.num_programs, "program is out of range")
+        batches, rows = args.batches[: args.num_programs], args.max_rows[: args.num_programs]
+        require(0 not in batches and args.batch == batches[args.program], "the batches are not those of the programs")
+        require(
+            all(a < b for a, b in itertools.pairwise((0, *rows, WIDE_ROWS + 1))), "max_rows is out of range or order"
+        )
+        require(args.max_slots <= rows[-1], "no iteration has a row for every sequence")
         require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
         require(args.max_positions <= args.page_size * args.max_pages, "a sequence has more positions than pages")
         # With fewer, the oldest sequence could wait for ever for a page.
@@ -226,13 +229,12 @@ class SchedulerStep(Task):
             *(
                 access
                 for peer in range(num_ranks)
-                for batch, rows in ((args.batch, args.max_rows), (args.other_batch, args.other_rows))
-                if batch
-                for access in _batch_accesses(rows, peer, batch, True)
+                for batch, max_rows in zip(batches, rows, strict=True)
+                for access in _batch_accesses(max_rows, peer, batch, True)
             ),
             table,
             *(table._replace(write=True, rank=peer) for peer in range(num_ranks)),
-            *_batch_accesses(args.max_rows, rank, args.batch, False),
+            *_batch_accesses(rows[args.program], rank, args.batch, False),
         ]
 
 

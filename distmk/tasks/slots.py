@@ -18,9 +18,14 @@ def slots_for(max_seqs: int) -> int:
     return max(MAX_ROWS, max_seqs)
 
 
+def rows_of_step(step: Any) -> int:
+    """Rows that an iteration has at most whose batch the scheduler step with arguments `step` makes for its own program."""
+    return int(step.max_rows[step.program])
+
+
 def sampled_rows_of(step: Any) -> int:
     """Rows that are sampled at most in an iteration whose batch the scheduler step with arguments `step` makes."""
-    return slots_for(int(step.max_slots)) if step.max_rows > MAX_ROWS else MAX_ROWS
+    return slots_for(int(step.max_slots)) if rows_of_step(step) > MAX_ROWS else MAX_ROWS
 
 
 def check_num_slots(args: Any) -> None:
@@ -52,4 +57,4 @@ def row_accesses(rank: int, args: Any) -> list[Access]:
 
 def check_batch_kind(args: Any, step: Any) -> None:
     """Raise ValueError if the scheduler step makes the other kind of batch."""
-    require(bool(args.wide) == (step.max_rows > MAX_ROWS), "the batch is of the other kind")
+    require(bool(args.wide) == (rows_of_step(step) > MAX_ROWS), "the batch is of the other kind")

@@ -161,7 +161,7 @@ def test_the_iteration_barrier_orders_polls_after_resets(waited: bool) -> None:
             "scheduler_step",
             launch=LaunchKind.SCHEDULER,
             candidates=candidates.at(0),
-            batch=batch.at(0),
+            batches=(batch.at(0),),
             page_table=table.at(0),
             state=state.at(0),
             max_positions=16,

@@ -131,7 +131,7 @@ def test_a_read_beside_the_one_of_what_is_written() -> None:
     args = decode_args(step)
     args.candidates = args.batch
     assert Oracle(program).faults == {"overlap"}
-    assert "overlap: scheduler_step" in (text := refusal(program)) and "a row of batch that it also accesses" in text
+    assert "overlap: scheduler_step" in (text := refusal(program)) and "a row of batch16 that it also accesses" in text
 
 
 def test_overlaps_of_one_task(rng: np.random.Generator) -> None:

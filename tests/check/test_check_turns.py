@@ -25,10 +25,16 @@ CONFIG = dataclasses.replace(SMALLEST, num_heads=6, num_kv_heads=3)
 
 
 def programs(
-    num_ranks: int = 2, num_workers: int = 2, tiled: bool = False, wide_rows: int = WIDE_ROWS, max_seqs: int = MAX_ROWS
+    num_ranks: int = 2,
+    num_workers: int = 2,
+    tiled: bool = False,
+    more_rows: tuple[int, ...] = (WIDE_ROWS,),
+    max_seqs: int = MAX_ROWS,
 ) -> Program:
-    turns = (MAX_ROWS, wide_rows)
-    options = DecodeOptions(num_ranks, num_workers, max_seqs=max_seqs, max_model_len=64, tiled=tiled, turns=turns)
+    buckets = (MAX_ROWS, *more_rows)
+    options = DecodeOptions(
+        num_ranks, num_workers, max_seqs=max_seqs, max_model_len=64, tiled=tiled, row_buckets=buckets
+    )
     return compile_graph(*lower_programs(build_model(CONFIG), options))
 
 
@@ -39,8 +45,9 @@ def piece_of(program: Program, name: str) -> Placed:
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_accepted(num_ranks: int, tiled: bool) -> None:
-    for num_workers, wide_rows, max_seqs in ((1, WIDE_ROWS, MAX_SEQUENCES), (5, 40, MAX_ROWS), (2, 40, 33)):
-        program = programs(num_ranks, num_workers, tiled, wide_rows, max_seqs)
+    cases = [(1, (WIDE_ROWS,), MAX_SEQUENCES), (5, (40,), MAX_ROWS), (2, (40,), 33), (2, (40, 128, WIDE_ROWS), 33)]
+    for num_workers, more_rows, max_seqs in cases:
+        program = programs(num_ranks, num_workers, tiled, more_rows, max_seqs)
         alone = [check(dataclasses.replace(each, others=())) for each in program.every]
         assert check(program).num_tasks == sum(verdict.num_tasks for verdict in alone)
 
@@ -75,19 +82,22 @@ def step(field: str, number: int, by: int) -> Callable[[Program], None]:
     return damage
 
 
-def other_batch(number: int) -> Callable[[Program], None]:
-    """The step of a program has its own batch in place of the other one's."""
+def batch_of(number: int, other: int) -> Callable[[Program], None]:
+    """The step of a program has its own batch in place of another one's."""
 
     def damage(program: Program) -> None:
         args = decode_args(find(program.every[number], "scheduler_step"))
-        args.other_batch = args.batch
+        args.batches[other] = args.batch
 
     return damage
 
 
-def no_other_batch(program: Program) -> None:
-    args = decode_args(find(program, "scheduler_step"))
-    args.other_batch = args.other_rows = 0
+def rows_of(number: int, other: int, by: int) -> Callable[[Program], None]:
+    def damage(program: Program) -> None:
+        args = decode_args(find(program.every[number], "scheduler_step"))
+        args.max_rows[other] += by
+
+    return damage
 
 
 def heap_bytes(program: Program) -> None:
@@ -137,14 +147,14 @@ def onto(name: str, other: str) -> Callable[[Program], None]:
 FAULTS: dict[str, tuple[Callable[[Program], None], str]] = {
     "numbers": (indices, "program 0 says on rank 0 that it is number 1"),
     "number of a rank": (index_of_one_rank, "program 1 says on rank 1 that it is number 0"),
-    "order": (order_of_programs, "the first must be narrow, and the second wide"),
-    "number of a step": (step("program", 0, 1), "the scheduler step of program 0 is for program 1"),
-    "batch of the narrow step": (other_batch(0), "bounds: "),
-    "batch of the wide step": (other_batch(1), "overlap: scheduler_step (rank 0, dispatched) writes"),
-    "no batch": (no_other_batch, "program 0 has not the batch of the other program"),
-    "rows of the narrow step": (step("other_rows", 0, -8), "program 0 has not the batch of the other program"),
-    "rows of the wide step": (step("other_rows", 1, -8), "program 1 has not the batch of the other program"),
-    "own rows": (step("max_rows", 1, -8), "program 0 has not the batch of the other program"),
+    "order": (order_of_programs, "arguments cannot be read"),
+    "number of a step": (step("program", 0, 1), "the batches are not those of the programs"),
+    "batch of the first step": (batch_of(0, 1), "bounds: "),
+    "batch of the second step": (batch_of(1, 0), "overlap: scheduler_step (rank 0, dispatched) writes"),
+    "fewer programs": (step("num_programs", 0, -1), "program 1 has another num_programs than that of program 0"),
+    "rows of the first step": (rows_of(0, 1, -8), "program 1 has another max_rows than that of program 0"),
+    "rows of the second step": (rows_of(1, 0, -8), "program 1 has another max_rows than that of program 0"),
+    "own rows": (rows_of(1, 1, -8), "program 1 has another max_rows than that of program 0"),
     "slots": (step("max_slots", 1, -1), "program 1 has another max_slots than that of program 0"),
     "size of the heap": (heap_bytes, "program 1 has another heap_bytes on rank 0 than program 0"),
     "events": (events, "events of program"),
@@ -162,11 +172,11 @@ def test_refused(damage: Callable[[Program], None], says: str) -> None:
 
 
 def test_each_wait_of_a_step_counts() -> None:
-    """Without any one wait of either scheduler step, some task may be under way when the turn ends, or two iterations race."""
+    """Without any one wait of a scheduler step, some task may be under way when the turn ends, or two iterations race."""
     said = set()
-    for number in (0, 1):
-        for at in range(find(programs().every[number], "scheduler_step").num_waits):
-            program = programs()
+    for number in (0, 1, 2):
+        for at in range(find(programs(more_rows=(40, 100)).every[number], "scheduler_step").num_waits):
+            program = programs(more_rows=(40, 100))
             part = program.every[number].ranks[0]
             desc = find(program.every[number], "scheduler_step")
             last = desc.wait_begin + desc.num_waits - 1

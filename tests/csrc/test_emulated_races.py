@@ -98,7 +98,13 @@ def test_wide_iterations(
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
     options = DecodeOptions(
-        num_ranks, 2, max_seqs=4, max_model_len=40 + longer, page_size=16, turns=(40,), **backend_choices("emulated")
+        num_ranks,
+        2,
+        max_seqs=4,
+        max_model_len=40 + longer,
+        page_size=16,
+        row_buckets=(40,),
+        **backend_choices("emulated"),
     )  # type: ignore[arg-type]
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": 64}
     model = build_model(tiny_config(num_layers=num_layers, max_position=512, **heads))

@@ -41,7 +41,9 @@ def test_layers_that_differ(launch: Literal["massive", "spread"], head_dim: int)
     """Each task has its layer's fields; a window that no sequence outgrows is none; and the programs are proved."""
     model = build_model(tiny_config(num_heads=4, num_kv_heads=2, head_dim=head_dim, num_layers=6))
     layers = ({"window": 9}, {"softcap": 3.0, "scale": 0.2}, {"window": 64})
-    options = DecodeOptions(2, 30, max_seqs=1, max_model_len=64, attention_launch=launch, turns=(MAX_ROWS, WIDE_ROWS))
+    options = DecodeOptions(
+        2, 30, max_seqs=1, max_model_len=64, attention_launch=launch, row_buckets=(MAX_ROWS, WIDE_ROWS)
+    )
     narrow, wide = lower_programs(with_attention(model, layers), options)
     check(compile_graph(narrow, wide))
     wanted = ((9, None, None), (ANY_LENGTH, 0.2, 3.0), (ANY_LENGTH, None, None))

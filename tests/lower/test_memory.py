@@ -44,11 +44,11 @@ def test_close_lower_bound(config: ModelConfig, options: dict[str, Any], close: 
 @pytest.mark.parametrize(("num_ranks", "tiled"), [(1, False), (1, True), (3, False), (3, True)])
 def test_close_lower_bound_of_wide_iterations(num_ranks: int, tiled: bool) -> None:
     without = DecodeOptions(num_ranks, max_model_len=64, tiled=tiled)
-    options = dataclasses.replace(without, turns=(MAX_ROWS, WIDE_ROWS))
+    options = dataclasses.replace(without, row_buckets=(MAX_ROWS, WIDE_ROWS))
     narrow, wide = lower_programs(build_model(TWO_LAYERS), options)
     need, least = least_memory(TWO_LAYERS, options), least_memory(TWO_LAYERS, without)
     assert (need.weights, need.kv_cache) == (least.weights, least.kv_cache)
-    assert need == least_memory(TWO_LAYERS, dataclasses.replace(options, turns=(WIDE_ROWS,)))
+    assert need == least_memory(TWO_LAYERS, dataclasses.replace(options, row_buckets=(WIDE_ROWS,)))
     own = [buffer for buffer in wide.buffers if buffer not in narrow.buffers and buffer.name != "wide_sampled"]
     for space, bound in ((Space.LOCAL, need.wide), (Space.HEAP, need.heap - least.heap)):
         num_bytes = sum(buffer.num_bytes for buffer in own if buffer.space is space)

@@ -18,9 +18,9 @@ from distmk.tasks import Linear, PostNorm, Sum
 
 SPREAD = {"attention_launch": "spread", "tiled": True}
 OPTIONS: list[dict[str, Any]] = [
-    {"turns": (MAX_ROWS, WIDE_ROWS)},
+    {"row_buckets": (MAX_ROWS, WIDE_ROWS)},
     SPREAD,
-    {**SPREAD, "max_seqs": 1, "turns": (MAX_ROWS, WIDE_ROWS)},
+    {**SPREAD, "max_seqs": 1, "row_buckets": (MAX_ROWS, WIDE_ROWS)},
 ]
 SIZES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "hidden_size": 256}
 

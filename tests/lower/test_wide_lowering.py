@@ -33,9 +33,9 @@ WAITS_OF_A_TASK = 2  # of a wide one
 
 def lowered(num_ranks: int, num_workers: int, config: ModelConfig, **options: Any) -> tuple[Lowered, Graph]:
     model = build_model(config)
-    made = DecodeOptions(num_ranks, num_workers, max_model_len=64, **{"turns": (WIDE_ROWS,), **options})
+    made = DecodeOptions(num_ranks, num_workers, max_model_len=64, **{"row_buckets": (WIDE_ROWS,), **options})
     narrow = lower_narrow(model, made)
-    return narrow, lower_wide(model, narrow.plan, narrow.graph, narrow.buffers)
+    return narrow, lower_wide(model, narrow.plan, narrow.graph, narrow.buffers)[0]
 
 
 def wide_program(num_ranks: int = 2) -> Program:
@@ -67,21 +67,21 @@ def test_what_the_narrow_graph_has_is_used_in_place(
     """Programs that take turns have both batches, each in the graph whose scheduler step begins; `sampled` each its own. What is
     there for each sampled row is in place if a wide iteration samples no more of them.
     """
-    narrow, graph = lowered(num_ranks, 3, config, turns=turns, max_seqs=max_seqs)
+    narrow, graph = lowered(num_ranks, 3, config, row_buckets=turns, max_seqs=max_seqs)
     assert set(graph.weights) == set(narrow.graph.weights) and len(graph.weights) == len(narrow.graph.weights)
     buffers = narrow.buffers
     sampling = {getattr(buffers.sampling, field.name) for field in dataclasses.fields(buffers.sampling)}
     by_row = {buffers.candidates, *sampling} - {getattr(buffers.sampling, name) for name in ("slots", "counts", "mask")}
     caches = {cache for pair in buffers.caches for cache in pair}
-    batches = {buffers.batch, buffers.other_batch} if len(turns) > 1 else set()
+    batches = set(buffers.batches)
     shared = {buffers.page_table, buffers.state, buffers.candidates, *sampling, *caches, *batches}
     shared -= by_row if max_seqs > MAX_ROWS else set()
     assert shared == set(graph.buffers) & set(narrow.graph.buffers)
     own = [buffer for buffer in graph.buffers if buffer not in shared]
     assert not any(buffer.lamport for buffer in own)
-    assert graph.batch and graph.batch.name == "wide_batch"
+    assert graph.batch and graph.batch.name == f"batch{WIDE_ROWS}"
     peers_write = {"wide_normalized", "wide_parts"} if num_ranks > 1 else set()
-    peers_write |= {"wide_sampled"} | (set() if batches else {"wide_batch"})
+    peers_write |= {f"sampled{WIDE_ROWS}"}
     peers_write |= {"wide_logits"} if max_seqs > MAX_ROWS else set()
     assert {buffer.name for buffer in own if buffer.space is Space.HEAP} == peers_write
     assert not {buffer.name for buffer in own} & {buffer.name for buffer in narrow.graph.buffers}
@@ -190,7 +190,9 @@ def test_every_rank_counts() -> None:
 def test_smaller_buffers_are_refused(name: str) -> None:
     program = wide_program()
     pieces = program.placement.pieces
-    small = next(piece for piece in pieces if piece.name == f"wide_{name}")
+    small = next(
+        piece for piece in pieces if piece.name == (f"batch{WIDE_ROWS}" if name == "batch" else f"wide_{name}")
+    )
     less = dataclasses.replace(small, row_bytes=small.row_bytes - 16)
     program.placement = dataclasses.replace(program.placement, pieces=tuple(less if p is small else p for p in pieces))
     assert "bounds: " in refusal(program)
@@ -230,5 +232,5 @@ def test_rows_of_two_owners_are_not_the_same_rows(monkeypatch: pytest.MonkeyPatc
 
 
 def test_hosts_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"turns is \(512,\); across hosts an iteration carries 16 rows"):
+    with pytest.raises(UsageError, match=r"row_buckets is \(512,\); across hosts an iteration carries 16 rows"):
         lowered(2, 2, CONFIGS["llama"], host_sizes=(1, 1))

@@ -98,7 +98,7 @@ def test_any_change_is_another_program() -> None:
         "partial_rotary_dim": 8,
         "num_schedulers": 2,
         "attention_launch": "spread",
-        "turns": (16, 512),
+        "row_buckets": (16, 512),
     }
 
     def changed(value: Any, name: str) -> Any:
@@ -166,7 +166,7 @@ def test_wrong_bytes_are_noticed(cache: Path) -> None:
 @pytest.mark.parametrize("index", [0, 1])
 def test_wrong_names_are_noticed(cache: Path, index: int) -> None:
     """In the archive's list of contents, of either of two programs."""
-    program_cache.proved_program(CONFIG, dataclasses.replace(OPTIONS, turns=(MAX_ROWS, WIDE_ROWS)), 0)
+    program_cache.proved_program(CONFIG, dataclasses.replace(OPTIONS, row_buckets=(MAX_ROWS, WIDE_ROWS)), 0)
     (path,) = files(cache)
     assert len(program_file.load(path, 0).others) == 1
     before, name, after = path.read_bytes().rpartition(b"%d.shared" % index)

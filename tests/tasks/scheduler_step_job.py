@@ -56,7 +56,7 @@ def step_graph(num_ranks: int, kind: Kind) -> distmk.Graph:
         "scheduler_step",
         launch=LaunchKind.SCHEDULER,
         candidates=candidates.at(0),
-        batch=batch.at(0),
+        batches=(batch.at(0),),
         page_table=pages.at(0),
         state=graph.buffer("state", batcher_bytes(kind.num_pages, kind.max_slots), dtype="u8").at(0),
         num_ranks=num_ranks,
@@ -64,7 +64,7 @@ def step_graph(num_ranks: int, kind: Kind) -> distmk.Graph:
         num_pages=kind.num_pages,
         max_slots=kind.max_slots,
         max_positions=PAGE_SIZE * MAX_PAGES,
-        max_rows=kind.max_rows,
+        max_rows=(kind.max_rows,),
     )
     graph.add(step)
     for source in (batch, pages):

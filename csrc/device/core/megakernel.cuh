@@ -18,7 +18,7 @@
 #include "device/core/scheduler.cuh"
 #include "device/core/signaler.cuh"
 #include "device/core/worker_index.cuh"
-#include "runtime/turns.h"
+#include "runtime/program_choice.h"
 
 namespace distmk {
 
