@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 1711577099072935017ull;
+constexpr uint64_t ABI_HASH = 189018854833129487ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -50,9 +50,7 @@ enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 
 enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER = 3, SPREAD = 4 };
 
-enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4, GEGLU = 5 };
-
-enum class WideEpilogue : uint32_t { STORE = 0, SWIGLU = 1, PARTS = 2, LOGITS = 3, GEGLU = 4 };
+enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4, GEGLU = 5, PARTS = 6, LOGITS = 7 };
 
 enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3, PREEMPTED = 4 };
 
@@ -1068,12 +1066,12 @@ struct WideLinearArgs {
   uint64_t batch;
   uint32_t k;
   uint32_t k_pitch;  // elements of a row of the weight
-  uint32_t num_rows;  // of the weight; the slabs that they are packed in follow (`SlabPartition`)
+  uint32_t num_rows;  // of the weight; the slabs that they are packed in follow (`Partition`)
   uint32_t num_slabs;
   uint32_t num_reduced;
   uint32_t reduced_rows;
   uint32_t out_stride;  // elements of a row of `out`; gated: columns of the activations
-  uint32_t epilogue;  // WideEpilogue
+  uint32_t epilogue;  // Epilogue
   uint32_t num_splits;  // PARTS: parts of k, each with a slot of its own
   uint32_t slot;  // PARTS: this rank's first one
   uint32_t tiled;

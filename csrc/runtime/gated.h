@@ -9,7 +9,6 @@
 namespace distmk {
 
 DISTMK_FN constexpr bool is_gated(Epilogue e) { return e == Epilogue::SWIGLU || e == Epilogue::GEGLU; }
-DISTMK_FN constexpr bool is_gated(WideEpilogue e) { return e == WideEpilogue::SWIGLU || e == WideEpilogue::GEGLU; }
 
 // z of GELU; T: float, or a vector of floats.
 template <class T>

@@ -77,7 +77,6 @@ from distmk.abi.values import (
     SPACE_SHIFT,
     TASK_ARGS_BYTES,
     WIDE_COLS,
-    WIDE_GATED,
     WIDE_ROWS,
     Abort,
     CommandKind,
@@ -87,7 +86,6 @@ from distmk.abi.values import (
     Mark,
     Space,
     WeightFormatId,
-    WideEpilogue,
     operand,
     split_operand,
 )
@@ -135,7 +133,6 @@ __all__ = [
     "TASK_ARGS_BYTES",
     "TOKENS_PER_SEGMENT",
     "WIDE_COLS",
-    "WIDE_GATED",
     "WIDE_ROWS",
     "Abort",
     "Batch",
@@ -176,7 +173,6 @@ __all__ = [
     "WaitRecordABI",
     "WeightFormatId",
     "WideBatch",
-    "WideEpilogue",
     "operand",
     "split_operand",
 ]

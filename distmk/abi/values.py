@@ -81,20 +81,11 @@ class Epilogue(enum.IntEnum):
     PUSH = 3  # put the block into every rank's slot of this rank, signal with it
     ARGMAX = 4  # keep the best (value, index) of each sampled row
     GEGLU = 5  # gelu(first half) * second half, gelu in its tanh approximation
-
-
-class WideEpilogue(enum.IntEnum):
-    """What a wide linear task does with its result."""
-
-    STORE = 0  # bf16 rows
-    SWIGLU = 1  # silu(first half) * second half, as the activations of the next product
-    PARTS = 2  # float32, into this rank's slots on the ranks that own the rows
-    LOGITS = 3  # float32 rows
-    GEGLU = 4  # gelu(first half) * second half, gelu in its tanh approximation; out as that of SWIGLU
+    PARTS = 6  # float32, into this rank's slots on the ranks that own the rows
+    LOGITS = 7  # float32 rows
 
 
 GATED = (Epilogue.SWIGLU, Epilogue.GEGLU)
-WIDE_GATED = (WideEpilogue.SWIGLU, WideEpilogue.GEGLU)
 """Epilogues of gate and up: activation(first half) * second half, half as many columns as the weight has rows."""
 
 
@@ -154,7 +145,6 @@ ENUMS: tuple[type[enum.IntEnum], ...] = (
     Space,
     LaunchKind,
     Epilogue,
-    WideEpilogue,
     FinishReason,
     CommandKind,
     WeightFormatId,

@@ -11,8 +11,8 @@ from distmk.backends.defaults import agree_on_backend, agree_on_workers, backend
 from distmk.bootstrap import Bootstrap
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
+from distmk.graph.partition import partition_rows
 from distmk.graph.regions import Slab, Tiling
-from distmk.lower.partition import partition_rows
 from distmk.model.bf16 import U16, torch_to_bf16
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Target:
         """
         rows = _bits(name, matrix)
         num_rows, num_cols = rows.shape
-        slabs = partition_rows(num_rows, num_cols, self.num_workers)
+        slabs = partition_rows(num_rows, num_cols, self.num_workers).ranges
         is_tiled = backend_choices(self.backend)["tiled"]
         whole = graph.constant(name, rank, rows, Tiling(slabs) if is_tiled else None)
         return [Slab(whole.weight, begin, end) for begin, end in slabs]

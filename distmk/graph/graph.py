@@ -7,7 +7,7 @@ runs before the second. No dependency is declared by hand; `sync.events` derives
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,12 +27,21 @@ _MOST_ELEMENTS = 1 << 44  # of a single row, such as a KV cache: more than any m
 
 
 @dataclass
+class Memory:
+    """The buffers and weights of all programs of a launch, by name: graphs with one `Memory` share what they name alike."""
+
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    weights: dict[tuple[str, int], Weight] = field(default_factory=dict)
+
+
+@dataclass
 class Graph:
     """Builder of a task graph over `num_ranks` ranks of `num_workers` workers each.
 
     num_schedulers: schedulers of a rank, which dispatch just-in-time tasks; at most one per worker, which is the default.
     batch: the buffer of the batch metadata; an iteration starts on a rank when it has been written there.
     host_sizes: numbers of consecutive ranks that share memory; (): all do.
+    memory: that of the other programs of the launch; a buffer or weight of the same name is the same memory.
 
     Raises UsageError for numbers out of range. So do its methods, for what cannot be part of a graph.
     """
@@ -45,6 +54,7 @@ class Graph:
     weights: list[Weight] = field(default_factory=list)
     batch: Buffer | None = None
     host_sizes: tuple[int, ...] = ()
+    memory: Memory = field(default_factory=Memory)
     _num_round_robin: dict[int, int] = field(default_factory=dict)  # by rank: tasks that were given a worker here
 
     def __post_init__(self) -> None:
@@ -73,7 +83,10 @@ class Graph:
         space: Space = Space.HEAP,
         lamport: bool = False,
     ) -> Buffer:
-        """Add a buffer [rows, cols] of f32, bf16, i32 or u8, on every rank; `lamport`: see `Buffer`."""
+        """Add a buffer [rows, cols] of f32, bf16, i32 or u8, on every rank; `lamport`: see `Buffer`.
+
+        UsageError: this graph has one of that name, or another program has a different one.
+        """
         if not isinstance(name, str) or not name:
             raise UsageError(f"the name of a buffer is {shown(name)}; expected text")
         rows = whole(f"rows of buffer {name}", rows, 1, _MOST, f"a whole number from 1 to {_MOST}")
@@ -81,23 +94,16 @@ class Graph:
         cols = whole(f"cols of buffer {name}", cols, 1, most, f"a whole number from 1 to {most}")
         if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             raise UsageError(f"dtype of buffer {name} is {shown(dtype)}; expected one of {', '.join(ITEM_BYTES)}")
-        self._check_free(name)
+        if any(buffer.name == name for buffer in self.buffers):
+            raise UsageError(f"buffer {name} is there already; give it another name")
         if lamport and space is not Space.HEAP:
             raise UsageError(f"buffer {name} is local; a Lamport buffer must be on the symmetric heap")
         made = Buffer(name, rows, cols, dtype, space, lamport)
-        self.buffers.append(made)
-        return made
-
-    def share(self, buffer: Buffer) -> Buffer:
-        """Add a buffer of another graph, once: the same memory in a program that takes turns with that graph's."""
-        if buffer not in self.buffers:
-            self._check_free(buffer.name)
-            self.buffers.append(buffer)
-        return buffer
-
-    def _check_free(self, name: str) -> None:
-        if any(buffer.name == name for buffer in self.buffers):
-            raise UsageError(f"buffer {name} is there already; give it another name")
+        known = self.memory.buffers.setdefault(name, made)
+        if not _are_alike(known, made):
+            raise UsageError(f"buffer {name} is there already, and different, in another program; give it another name")
+        self.buffers.append(known)
+        return known
 
     def weight(
         self,
@@ -113,7 +119,10 @@ class Graph:
         offset: float = 0.0,
         scale: float = 1.0,
     ) -> Weight:
-        """Add read-only memory of one rank, packed from checkpoint tensors; see `Weight`. `rows` 0: as many as in `segments`."""
+        """Add read-only memory of one rank, packed from checkpoint tensors; see `Weight`. `rows` 0: as many as in `segments`.
+
+        UsageError: a different weight of the rank has that name.
+        """
         rows = rows or sum(s.rows for s in segments)
         made = Weight(
             name,
@@ -128,14 +137,12 @@ class Graph:
             offset=offset,
             scale=scale,
         )
-        self.weights.append(made)
-        return made
-
-    def share_weight(self, weight: Weight) -> Weight:
-        """Add a weight of another graph, once: the same memory in a program that takes turns with that graph's."""
-        if weight not in self.weights:
-            self.weights.append(weight)
-        return weight
+        known = self.memory.weights.setdefault((name, rank), made)
+        if not _are_alike(known, made):
+            raise UsageError(f"two weights of rank {rank} are called {name}; give one of them another name")
+        if known not in self.weights:
+            self.weights.append(known)
+        return known
 
     def constant(self, name: str, rank: int, array: npt.NDArray[Any], tiling: Tiling | None = None) -> Slab:
         """Add read-only memory of one rank, given as an array: a float32 vector, or a bf16 matrix [rows, cols] as uint16.
@@ -224,6 +231,10 @@ class Graph:
             raise UsageError(f"task {task.op} writes {region}, but there are {self.num_ranks} ranks")
         if region.rank != task.rank and region.buffer.space is not Space.HEAP:
             raise UsageError(f"task {task.op} on rank {task.rank} writes {region}: peers reach the symmetric heap only")
+
+
+def _are_alike(known: Buffer | Weight, made: Buffer | Weight) -> bool:
+    return all(getattr(known, each.name) == getattr(made, each.name) for each in fields(made))
 
 
 def _regions(task: Task, method: str) -> Iterator[Region]:

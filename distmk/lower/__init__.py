@@ -1,73 +1,57 @@
-"""Lowering, model -> task graph: a work plan, the buffers it needs, and the tasks of each operator.
+"""Lowering, model -> task graphs, one for each bucket of rows: a work plan, the buffers it needs, and the tasks of each operator.
 
-In the order of the walk: `options`, `partition`, `worker_roles`, `rotating` and `plan` decide; `buffers` and `weights` declare
-memory; `scheduler`, `embed`, `attention`, `mlp` and `head` emit tasks, the middle three by way of `row_parallel`, `all_reduce`
-and `hierarchical`. An emitter is a function of the graph that it adds to, the plan, the buffers and the operator. `wide` does the
-same for wide iterations, with memory of its own that `wide_buffers` declares.
+In the order of the walk: `options`, `worker_roles`, `rotating` and `plan` decide; `products` declares the matrices, which all
+buckets share, and `buffers` what every program has. A bucket of up to MAX_ROWS rows has a task for each worker's slab of a
+matrix: `slab_buffers`, and the emitters `embed`, `attention`, `mlp` and `head`, by way of `column_parallel`, `row_parallel`,
+`all_reduce` and `hierarchical`. A bucket of more rows has jobs: `job_buffers` and `jobs`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from distmk.abi import MAX_ROWS
 from distmk.gc_pause import no_collection
-from distmk.graph.graph import Graph
+from distmk.graph.graph import Graph, Memory
 from distmk.lower.attention import emit_attention
-from distmk.lower.buffers import DecodeBuffers, declare_buffers
 from distmk.lower.embed import emit_embed
 from distmk.lower.head import emit_head
+from distmk.lower.jobs import emit_jobs
 from distmk.lower.mlp import emit_mlp
-from distmk.lower.options import DecodeOptions
+from distmk.lower.options import Bucket, DecodeOptions
 from distmk.lower.plan import WorkPlan, plan_work
 from distmk.lower.scheduler import emit_scheduler_step
-from distmk.lower.wide import lower_wide
+from distmk.lower.slab_buffers import SlabBuffers, declare_slab_buffers
 from distmk.model.operators import Embedding, Mlp, Model, Operator, SelfAttention
 
-__all__ = ["DecodeOptions", "Lowered", "lower", "lower_narrow", "lower_programs", "lower_wide"]
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """The task graph of a narrow iteration, with the work plan and the buffers that it was made of."""
-
-    plan: WorkPlan
-    graph: Graph
-    buffers: DecodeBuffers
-
-
-def lower(model: Model, options: DecodeOptions) -> Graph:
-    """The task graph of one narrow iteration on all ranks. Raises UsageError if there are more ranks than query heads."""
-    return lower_narrow(model, options).graph
+__all__ = ["Bucket", "DecodeOptions", "emit_operator", "lower", "lower_programs"]
 
 
 def lower_programs(model: Model, options: DecodeOptions) -> tuple[Graph, ...]:
-    """The task graphs of the programs of a launch (`DecodeOptions.row_buckets`), in the order of their numbers."""
-    lowered = lower_narrow(model, options)
-    graphs, wide = [], None
-    for program, max_rows in enumerate(options.row_buckets):
-        graph = lowered.graph
-        if max_rows > MAX_ROWS:
-            graph, wide = lower_wide(model, lowered.plan, lowered.graph, lowered.buffers, program, wide)
-        graphs.append(graph)
-    return tuple(graphs)
+    """The task graphs of the programs of a launch (`DecodeOptions.row_buckets`), in the order of their numbers.
+
+    Raises UsageError if there are more ranks than query heads.
+    """
+    plan, memory = plan_work(model, options), Memory()
+    return tuple(lower(model, plan, bucket, memory) for bucket in options.buckets)
 
 
 @no_collection()
-def lower_narrow(model: Model, options: DecodeOptions) -> Lowered:
-    """The same, and what `lower_wide` needs beside it."""
-    plan = plan_work(model, options)
-    graph = Graph(options.num_ranks, options.num_workers, options.num_schedulers, host_sizes=options.host_sizes)
-    buffers = declare_buffers(graph, plan)
-    if options.row_buckets[0] == MAX_ROWS:
-        emit_scheduler_step(graph, plan, buffers, program=0)
+def lower(model: Model, plan: WorkPlan, bucket: Bucket, memory: Memory) -> Graph:
+    """The task graph of one iteration of `bucket` on all ranks. memory: that of all programs of the launch."""
+    options = plan.options
+    graph = Graph(
+        options.num_ranks, options.num_workers, options.num_schedulers, host_sizes=options.host_sizes, memory=memory
+    )
+    if bucket.has_jobs:
+        emit_jobs(graph, model, plan, bucket)
+        return graph
+    buffers = declare_slab_buffers(graph, plan, bucket)
+    emit_scheduler_step(graph, plan, buffers)
     for op in model.operators:
         emit_operator(graph, plan, buffers, op)
-    return Lowered(plan, graph, buffers)
+    return graph
 
 
-def emit_operator(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Operator) -> None:
-    """Add the tasks of an operator on all ranks, and the weights that they read, to `graph`."""
+def emit_operator(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Operator) -> None:
+    """Add the tasks of an operator on all ranks, a slab each, and the weights that they read, to `graph`."""
     if isinstance(op, Embedding):
         emit_embed(graph, plan, buffers, op)
     elif isinstance(op, SelfAttention):

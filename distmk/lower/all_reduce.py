@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from distmk.abi import MAX_ROWS, Epilogue
 from distmk.graph.graph import Graph
+from distmk.graph.partition import Partition
 from distmk.graph.regions import Buffer, Region
-from distmk.lower.buffers import Bf16Output, DecodeBuffers
 from distmk.lower.hierarchical import emit_total, partial_sums
-from distmk.lower.partition import Partition
 from distmk.lower.plan import WorkPlan
+from distmk.lower.slab_buffers import Bf16Output, SlabBuffers
 from distmk.model.shards import Range
 from distmk.tasks import Sum
 
@@ -29,7 +29,7 @@ class ResidualOutput(Bf16Output):
 
 def residual_output(
     plan: WorkPlan,
-    buffers: DecodeBuffers,
+    buffers: SlabBuffers,
     write: int,
     rank: int,
     cols: Range,
@@ -54,7 +54,7 @@ def residual_output(
 def emit_all_reduce(
     graph: Graph,
     plan: WorkPlan,
-    buffers: DecodeBuffers,
+    buffers: SlabBuffers,
     name: str,
     write: int,
     partition: Partition,
@@ -87,14 +87,14 @@ def emit_all_reduce(
             )
 
 
-def _blocks(plan: WorkPlan, buffers: DecodeBuffers, write: int, rank: int, cols: Range) -> tuple[Region, ...]:
+def _blocks(plan: WorkPlan, buffers: SlabBuffers, write: int, rank: int, cols: Range) -> tuple[Region, ...]:
     """What a rank adds to columns `cols` of its residual stream: the slots of all ranks; across hosts, the total."""
     if plan.options.crosses_hosts:
         return (buffers.host_slots_at(write).total.at(rank, *cols),)
     return tuple(_block(plan, buffers, write, rank, source, cols) for source in plan.ranks)
 
 
-def _block(plan: WorkPlan, buffers: DecodeBuffers, write: int, rank: int, source: int, cols: Range) -> Region:
+def _block(plan: WorkPlan, buffers: SlabBuffers, write: int, rank: int, source: int, cols: Range) -> Region:
     """The block of `cols` in the slot of rank `source`, on `rank`."""
     slot = source * MAX_ROWS * plan.config.hidden_size
     return buffers.slots_at(write).at(rank, slot + cols[0] * MAX_ROWS, slot + cols[1] * MAX_ROWS)

@@ -3,85 +3,37 @@
 from __future__ import annotations
 
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Segment, Slab
-from distmk.lower.buffers import DecodeBuffers, attention_write, mlp_write
+from distmk.lower.column_parallel import emit_columns
 from distmk.lower.options import ATTENTION_LAUNCHES
 from distmk.lower.plan import WorkPlan
+from distmk.lower.products import head_norm, o_product, qkv_product
 from distmk.lower.row_parallel import Projection, emit_row_parallel
-from distmk.lower.weights import add_matrix, add_vector, bias_of, bias_rows, rotated_rows, rows_of
-from distmk.model.nodes import Matrix
+from distmk.lower.slab_buffers import SlabBuffers, attention_write, mlp_write
 from distmk.model.operators import SelfAttention
-from distmk.model.shards import Range
-from distmk.tasks import Attention, Combine, Linear
+from distmk.tasks import Attention, Combine
 from distmk.tasks.attention import attention_type
 
 
-def emit_attention(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention) -> None:
+def emit_attention(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAttention) -> None:
     """x += post_norm(o(attention(q, k, v of norm(x))))."""
+    qkv = qkv_product(graph, plan, op)
+    x = buffers.x_bf16.at(mlp_write(op.layer - 1))
     for rank in plan.ranks:
-        _emit_qkv(graph, plan, buffers, op, rank)
+        emit_columns(graph, plan, buffers, qkv, rank, x, buffers.qkv, op.layer)
         _emit_splits(graph, plan, buffers, op, rank)
         _emit_combine(graph, plan, buffers, op, rank)
-    d = plan.config.head_dim
     projection = Projection(
-        name=f"{op.name}.o",
-        matrix=op.o,
+        product=o_product(graph, plan, op),
+        op=op,
         write=attention_write(op.layer),
         x=buffers.attention_out.at(op.layer),
-        cols=tuple((begin * d, end * d) for begin, end in (shard.heads for shard in plan.shards)),
-        partition=plan.o,
-        post_norm=op.post_norm,
-        norm_offset=op.norm_offset,
         fused_partials=buffers.partials[op.layer].fused,
         shapes=tuple(plan.shape_of(op, rank) for rank in plan.ranks),
     )
     emit_row_parallel(graph, plan, buffers, projection)
 
 
-def _emit_qkv(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
-    parts, partition = _qkv_rows(plan, op, rank), plan.qkv[rank]
-    weight = add_matrix(
-        graph,
-        f"{op.name}.qkv",
-        rank,
-        plan.config.hidden_size,
-        [rows_of(matrix, rows) for matrix, rows in parts],
-        slabs=partition.ranges,
-        tiled=plan.options.tiled,
-        norm=op.norm,
-        norm_offset=op.norm_offset,
-    )
-    bias = None
-    if op.q.bias:
-        bias = add_vector(graph, rank, [bias_of(matrix, rows) for matrix, rows in parts])
-    for worker, (begin, end) in partition.by_worker():
-        graph.add(
-            Linear(
-                rank=rank,
-                op=f"{op.name}.qkv",
-                worker=worker,
-                x=buffers.x_bf16.at(mlp_write(op.layer - 1)).at(rank),
-                slab=Slab(weight, begin, end),
-                out=buffers.qkv.at(op.layer).at(rank, begin, end),
-                reset=buffers.qkv.reset_at(op.layer, rank, begin, end),
-                batch=buffers.batch.at(rank),
-                bias=bias_rows(bias, begin, end),
-                normalized=op.norm is not None,
-                eps=plan.config.rms_norm_eps,
-                polls=plan.may_poll(rank, worker),
-            )
-        )
-
-
-def _qkv_rows(plan: WorkPlan, op: SelfAttention, rank: int) -> list[tuple[Matrix, Range]]:
-    """A rank's rows of the three matrices."""
-    d, heads, kv_heads = plan.config.head_dim, plan.shards[rank].heads, plan.shards[rank].kv_heads
-    q_rows, k_rows = rotated_rows(plan.config, heads), rotated_rows(plan.config, kv_heads)
-    v_rows = (kv_heads[0] * d, kv_heads[1] * d)
-    return [*((op.q, rows) for rows in q_rows), *((op.k, rows) for rows in k_rows), (op.v, v_rows)]
-
-
-def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
+def _emit_splits(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAttention, rank: int) -> None:
     """Partial results of every KV head, run of rows and split of the positions."""
     shape, options = plan.shape_of(op, rank), plan.options
     k_cache, v_cache = buffers.caches[op.layer]
@@ -99,8 +51,8 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
             partials=partials.of_splits.at(rank, 0, shape.num_partials),
             batch=buffers.batch.at(rank),
             rope=buffers.ropes[op.rope][rank],
-            q_norm=_head_norm(graph, plan, rank, op.q_norm, op.norm_offset),
-            k_norm=_head_norm(graph, plan, rank, op.k_norm, op.norm_offset),
+            q_norm=head_norm(graph, plan, rank, op.q_norm, op.norm_offset),
+            k_norm=head_norm(graph, plan, rank, op.k_norm, op.norm_offset),
             fused_partials=partials.fused.at(rank, 0, shape.fused_partial_cols) if partials.fused else None,
             reset=partials.reset(rank, shape.fused_partial_cols),
             eps=plan.config.rms_norm_eps,
@@ -110,14 +62,7 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfA
     )
 
 
-def _head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None, offset: float) -> Slab | None:
-    if not tensor:
-        return None
-    segments = [Segment(f"{tensor}.weight", begin, end) for begin, end in rotated_rows(plan.config, (0, 1))]
-    return add_vector(graph, rank, segments, offset=offset)
-
-
-def _emit_combine(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: SelfAttention, rank: int) -> None:
+def _emit_combine(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAttention, rank: int) -> None:
     """The splits of each slice combined into attention's output, but for a single row that the o projection combines."""
     shape, partials = plan.shape_of(op, rank), buffers.partials[op.layer].of_splits
     for worker, (begin, end) in plan.combine[rank].by_worker():

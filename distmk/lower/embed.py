@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from distmk.abi import Epilogue
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Segment, Slab
 from distmk.lower.all_reduce import emit_all_reduce, residual_output
-from distmk.lower.buffers import EMBED_WRITE, DecodeBuffers
 from distmk.lower.plan import WorkPlan
-from distmk.lower.weights import add_matrix
+from distmk.lower.products import embedding_tables
+from distmk.lower.slab_buffers import EMBED_WRITE, SlabBuffers
 from distmk.model.operators import Embedding
 from distmk.tasks import Embed
 
 
-def emit_embed(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Embedding) -> None:
+def emit_embed(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Embedding) -> None:
     """x = scale * table[token], in columns `plan.embed`."""
-    for rank in plan.ranks:
-        first, last = plan.shards[rank].vocab
-        segments = [Segment(f"{op.table}.weight", first, last)]
-        matrix = add_matrix(graph, op.table, rank, plan.config.hidden_size, segments, scale=op.scale)
-        table = Slab(matrix, 0, last - first)
+    for rank, table in enumerate(embedding_tables(graph, plan, op)):
         for worker, (begin, end) in plan.embed.by_worker():
             graph.add(
                 Embed(
@@ -30,7 +25,7 @@ def emit_embed(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Embeddi
                     batch=buffers.batch.at(rank),
                     col_begin=begin,
                     num_cols=end - begin,
-                    first_token=first,
+                    first_token=plan.shards[rank].vocab[0],
                     num_ranks=plan.options.num_ranks,
                     **residual_output(plan, buffers, EMBED_WRITE, rank, (begin, end), in_place=Epilogue.STORE),
                 )

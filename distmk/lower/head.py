@@ -8,32 +8,31 @@ from collections.abc import Sequence
 
 from distmk.abi import Epilogue
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Segment, Slab
-from distmk.lower.buffers import DecodeBuffers, mlp_write
+from distmk.graph.regions import Slab
+from distmk.lower.buffers import ProgramBuffers
 from distmk.lower.plan import WorkPlan
+from distmk.lower.products import Product, head_product
 from distmk.lower.sampling import emit_sampling
-from distmk.lower.weights import add_matrix
+from distmk.lower.slab_buffers import SlabBuffers, mlp_write
 from distmk.model.operators import Head
 from distmk.tasks import Linear, Sample
 from distmk.tasks.scheduling import candidates_bytes
 
 
-def emit_head(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head) -> None:
+def emit_head(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Head) -> None:
     """argmax(scale * table @ norm(x)), each rank over its shard."""
+    product = head_product(graph, plan, op)
     for rank in plan.ranks:
-        _emit_argmax(graph, plan, buffers, op, rank)
+        _emit_argmax(graph, plan, buffers, op, product, rank)
     emit_sampled(graph, plan, buffers, [partition.num_tasks for partition in plan.head])
 
 
-def emit_sampled(
-    graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, num_parts: Sequence[int], *, wide: bool = False
-) -> None:
+def emit_sampled(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers, num_parts: Sequence[int]) -> None:
     """The tokens of the sampled rows of `buffers.batch`, from the logits and the candidates of each rank's `num_parts` parts of
-    its vocabulary. `wide`: it is that of a wide iteration.
+    its vocabulary.
     """
-    emit_sampling(graph, plan, buffers.sampling, buffers.batch, wide=wide)
-    num_rows = buffers.sampling.num_rows
-    num_bytes = candidates_bytes(num_rows)
+    emit_sampling(graph, plan, buffers.sampling, buffers.batch, wide=buffers.bucket.has_jobs)
+    num_bytes = candidates_bytes(buffers.bucket.num_sampled)
     for rank in plan.ranks:
         graph.add(
             Sample(
@@ -43,38 +42,26 @@ def emit_sampled(
                 candidates=buffers.candidates.at(rank, 0, num_parts[rank] * num_bytes),
                 out=buffers.sampled.at(0, rank * num_bytes, (rank + 1) * num_bytes),
                 batch=buffers.batch.at(rank),
-                num_rows=num_rows,
+                num_rows=buffers.bucket.num_sampled,
             )
         )
 
 
-def _emit_argmax(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, op: Head, rank: int) -> None:
-    first, last = plan.shards[rank].vocab
-    weight = add_matrix(
-        graph,
-        "head",
-        rank,
-        plan.config.hidden_size,
-        [Segment(f"{op.table}.weight", first, last)],
-        slabs=plan.head[rank].ranges,
-        tiled=plan.options.tiled,
-        norm=op.norm,
-        norm_offset=op.norm_offset,
-        scale=op.scale,
-    )
+def _emit_argmax(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Head, product: Product, rank: int) -> None:
+    first = plan.shards[rank].vocab[0]
     x = buffers.x_bf16.at(mlp_write(plan.config.num_layers - 1))
-    for worker, (begin, end) in plan.head[rank].by_worker():
+    for worker, (begin, end) in product.partitions[rank].by_worker():
         graph.add(
             Linear(
                 rank=rank,
-                op="head",
+                op=product.name,
                 worker=worker,
                 x=x.at(rank),
-                slab=Slab(weight, begin, end),
+                slab=Slab(product.weights[rank], begin, end),
                 out=buffers.candidates.at(rank, worker * candidates_bytes(), (worker + 1) * candidates_bytes()),
                 batch=buffers.batch.at(rank),
                 epilogue=Epilogue.ARGMAX,
-                normalized=True,
+                normalized=product.normalized,
                 eps=plan.config.rms_norm_eps,
                 first_token=first + begin,
                 logits=buffers.sampling.logits_of(rank, graph.num_ranks, begin, end),

@@ -19,23 +19,21 @@ Source: hierarchical all-reduce (Jia et al., "Highly scalable deep learning trai
 from __future__ import annotations
 
 from distmk.graph.graph import Graph
+from distmk.graph.partition import Partition
 from distmk.graph.regions import Buffer
-from distmk.lower.buffers import DecodeBuffers
-from distmk.lower.partition import Partition
 from distmk.lower.plan import WorkPlan
+from distmk.lower.slab_buffers import SlabBuffers
 from distmk.tasks import Put, Sum
 
 
-def partial_sums(plan: WorkPlan, buffers: DecodeBuffers, write: int, rank: int) -> Buffer:
+def partial_sums(plan: WorkPlan, buffers: SlabBuffers, write: int, rank: int) -> Buffer:
     """Where `rank` leaves its partial sums for write `write` of the residual stream: its host's sum, if it is alone there."""
     slots = buffers.host_slots_at(write)
     host, ranks = next((host, ranks) for host, ranks in enumerate(plan.options.hosts) if rank in ranks)
     return slots.ranks[rank - ranks.start] if len(ranks) > 1 else slots.hosts[host]
 
 
-def emit_total(
-    graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, name: str, write: int, partition: Partition
-) -> None:
+def emit_total(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, name: str, write: int, partition: Partition) -> None:
     """The tasks behind `name` that leave the total of all partial sums on every rank."""
     _Emitter(graph, plan, buffers, name, write, partition).emit()
 
@@ -44,7 +42,7 @@ class _Emitter:
     """Emits all tasks of a step before those of the next, as a worker runs its tasks in the order in which they are emitted."""
 
     def __init__(
-        self, graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, name: str, write: int, partition: Partition
+        self, graph: Graph, plan: WorkPlan, buffers: SlabBuffers, name: str, write: int, partition: Partition
     ) -> None:
         self.graph, self.buffers, self.name, self.partition = graph, buffers, name, partition
         self.slots, self.hosts = buffers.host_slots_at(write), plan.options.hosts

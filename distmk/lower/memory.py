@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmk.abi import MAX_ROWS, WIDE_ROWS
+from distmk.lower.job_buffers import splits_of
 from distmk.lower.options import DecodeOptions
-from distmk.lower.wide_buffers import splits_of
 from distmk.model.config import ModelConfig
 from distmk.model.shards import Shard, shard_model
 from distmk.tasks.wide import owned_rows
@@ -38,7 +38,8 @@ def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
     tables = 2 * vocab_rows * hidden  # a tied head is a copy, multiplied by the weight of the norm before it
     rope = options.max_model_len * head_dim * F32_BYTES
     cached = 2 * max(shard.num_kv for shard in shards) * head_dim * options.total_pages * options.page_size
-    pushed = 3 * options.num_ranks if options.all_reduces and not options.crosses_hosts else 0
+    has_slots = options.row_buckets[0] <= MAX_ROWS and options.all_reduces and not options.crosses_hosts
+    pushed = 3 * options.num_ranks if has_slots else 0
     wide, from_peers = _wide_bytes(config, options, shards) if options.row_buckets[-1] > MAX_ROWS else (0, 0)
     return MemoryNeed(
         weights=(config.num_layers * layer + tables) * BF16_BYTES + rope,
@@ -49,7 +50,7 @@ def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
 
 
 def _wide_bytes(config: ModelConfig, options: DecodeOptions, shards: list[Shard]) -> tuple[int, int]:
-    """Bytes of the buffers of `wide_buffers.py`: private, and in the symmetric heap."""
+    """Bytes of the buffers of `job_buffers.py`: private, and in the symmetric heap."""
     hidden, owned = config.hidden_size, owned_rows(options.num_ranks)
     q_cols = max(shard.num_q for shard in shards) * config.head_dim
     qkv_cols = q_cols + 2 * max(shard.num_kv for shard in shards) * config.head_dim

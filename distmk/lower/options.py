@@ -16,6 +16,23 @@ ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD
 
 
 @dataclass(frozen=True)
+class Bucket:
+    """The iterations of one program.
+
+    program: its number. max_rows: token rows of an iteration at most. num_sampled: of these, rows that are sampled at most.
+    """
+
+    program: int
+    max_rows: int
+    num_sampled: int
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether tasks are jobs of whole matrices that all workers share (`lower/jobs.py`), not a slab a worker."""
+        return self.max_rows > MAX_ROWS
+
+
+@dataclass(frozen=True)
 class DecodeOptions:
     """Compile-time options of a decode program. Raises UsageError for values out of range.
 
@@ -137,6 +154,14 @@ class DecodeOptions:
     def num_slots(self) -> int:
         """Slots for sequences: `max_seqs`, but at least MAX_ROWS. As many rows of a wide iteration may be sampled."""
         return slots_for(self.max_seqs)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The programs of a launch, in the order of their numbers."""
+        return tuple(
+            Bucket(program, max_rows, MAX_ROWS if max_rows <= MAX_ROWS else self.num_slots)
+            for program, max_rows in enumerate(self.row_buckets)
+        )
 
     @property
     def spreads_attention(self) -> bool:

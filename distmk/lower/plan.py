@@ -10,13 +10,13 @@ import dataclasses
 from dataclasses import dataclass
 
 from distmk.abi import MAX_FUSED_COMBINE_COLS, MAX_ROWS
+from distmk.graph.partition import Partition, partition_items, partition_rows
 from distmk.lower.options import DecodeOptions
-from distmk.lower.partition import Partition, partition_items, partition_rows, partition_rows_reduced
 from distmk.lower.rotating import Rotation
 from distmk.lower.worker_roles import WorkerRoles, assign_roles
 from distmk.model.config import ModelConfig
 from distmk.model.operators import Model, SelfAttention
-from distmk.model.shards import Shard, partition, shard_model
+from distmk.model.shards import Shard, shard_model
 from distmk.tasks import AttentionShape
 from distmk.tasks.splits import ANY_LENGTH, has_fused_combine
 
@@ -189,16 +189,16 @@ def _num_polling(
 
 def _embed(config: ModelConfig, options: DecodeOptions) -> Partition:
     """Without all-reduces the last workers embed, as the first ones have a single row's attention to begin."""
-    ranges = partition_items(config.hidden_size, 4 * MAX_ROWS, options.num_workers)
-    return Partition(ranges, 0 if options.all_reduces else options.num_workers - len(ranges))
+    cols = partition_items(config.hidden_size, 4 * MAX_ROWS, options.num_workers)
+    first = 0 if options.all_reduces else options.num_workers - cols.num_tasks
+    return dataclasses.replace(cols, first_worker=first)
 
 
 def _qkv(
     config: ModelConfig, options: DecodeOptions, shape: AttentionShape, num_reserved: int = 0, num_reduced: int = 0
 ) -> Partition:
     num_workers = options.num_workers - num_reserved
-    ranges = partition_rows_reduced(shape.qkv_cols, config.hidden_size, num_workers, num_reduced)
-    return Partition(ranges, num_reserved)
+    return partition_rows(shape.qkv_cols, config.hidden_size, num_workers, num_reduced, num_reserved)
 
 
 def _combine(options: DecodeOptions, shape: AttentionShape, fuses_combine: bool, roles: WorkerRoles) -> Partition:
@@ -214,7 +214,7 @@ def _combine(options: DecodeOptions, shape: AttentionShape, fuses_combine: bool,
     if fuses_combine and num_tasks > roles.num_reserved:
         last = roles.num_reduced if num_tasks <= roles.num_reduced else options.num_workers
         first = last - num_tasks
-    return Partition(partition(total, num_tasks), first)
+    return Partition(total, num_tasks, first_worker=first)
 
 
 def _residual(
@@ -224,15 +224,14 @@ def _residual(
     so that a worker adds only to columns that it wrote itself and needs no event.
     """
     num_cols = max(max(shard.num_q * config.head_dim, shard.mlp[1] - shard.mlp[0]) for shard in shards)
-    ranges = partition_rows(config.hidden_size, num_cols, options.num_workers - num_reserved)
-    return Partition(ranges, num_reserved)
+    return partition_rows(config.hidden_size, num_cols, options.num_workers - num_reserved, first_worker=num_reserved)
 
 
 def _mlp(config: ModelConfig, options: DecodeOptions, shard: Shard) -> Partition:
     begin, end = shard.mlp
-    return Partition(partition_items(end - begin, 4 * config.hidden_size, options.num_workers))
+    return partition_items(end - begin, 4 * config.hidden_size, options.num_workers)
 
 
 def _head(config: ModelConfig, options: DecodeOptions, shard: Shard) -> Partition:
     begin, end = shard.vocab
-    return Partition(partition_rows(end - begin, config.hidden_size, options.num_workers))
+    return partition_rows(end - begin, config.hidden_size, options.num_workers)

@@ -6,14 +6,12 @@ for them.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import TypedDict
 
-from distmk.abi import MAX_ROWS, Space
+from distmk.abi import Space
 from distmk.graph.graph import Graph
+from distmk.graph.partition import partition_items
 from distmk.graph.regions import Buffer, Region
-from distmk.lower.partition import partition_items
 from distmk.lower.plan import WorkPlan
 from distmk.tasks import CountTokens, SampleRow, SendLogits
 from distmk.tasks.sampling import (
@@ -27,7 +25,6 @@ from distmk.tasks.sampling import (
 
 MAX_SENDERS = 8  # tasks of a rank that send its logits; of a rank of another host one, as each is a message
 FIRST_WORKER = 1  # worker 0 runs `sample`
-WIDE = "wide_"  # prefix of the names of a wide program's own buffers
 
 
 @dataclass(frozen=True)
@@ -59,50 +56,24 @@ class SamplingBuffers:
         return self.logits.at(rank, first + begin, first + end)
 
 
-class _RowBuffers(TypedDict):
-    """Those of SamplingBuffers that have a part for each row."""
-
-    logits: Buffer
-    adjusted: Buffer
-    drawn: Buffer
-    records: Buffer
+def logits_name(num_rows: int) -> str:
+    """The name of the logits of a program that samples up to `num_rows` rows."""
+    return f"logits{num_rows}"
 
 
-def logits_name(*, wide: bool, num_slots: int) -> str:
-    """The name of a program's buffer of logits."""
-    return f"{WIDE if wide and num_slots > MAX_ROWS else ''}logits"
-
-
-def declare_sampling(graph: Graph, plan: WorkPlan) -> SamplingBuffers:
-    """Add the buffers of a narrow program to `graph`, with all slots."""
+def declare_sampling(graph: Graph, plan: WorkPlan, num_rows: int) -> SamplingBuffers:
+    """Add the buffers of a program that samples up to `num_rows` rows to `graph`, with all slots."""
     vocab, num_slots = plan.config.vocab_size, plan.options.num_slots
+    cols = graph.num_ranks * section_stride(vocab, graph.num_ranks)
     return SamplingBuffers(
         slots=_local(graph, "slot_sampling", num_slots * SLOT_BYTES, "u8"),
         counts=_local(graph, "token_counts", num_slots * vocab, "i32"),
         mask=_local(graph, "allowed_tokens", num_slots * mask_words(vocab), "i32"),
-        **_declare_rows(graph, plan, MAX_ROWS),
+        logits=graph.buffer(logits_name(num_rows), cols, rows=num_rows),
+        adjusted=_local(graph, f"adjusted_logits{num_rows}", num_rows * cols, "f32"),
+        drawn=_local(graph, f"drawn{num_rows}", num_rows * DRAWN_BYTES, "u8"),
+        records=_local(graph, f"logprobs{num_rows}", num_rows * RECORD_BYTES, "u8"),
     )
-
-
-def share_sampling(graph: Graph, plan: WorkPlan, narrow: SamplingBuffers) -> SamplingBuffers:
-    """The buffers of a wide program, which shares with the narrow one those by slot, and those by row if it samples no more."""
-    for by_slot in (narrow.slots, narrow.counts, narrow.mask):
-        graph.share(by_slot)
-    if plan.options.num_slots > narrow.num_rows:
-        return dataclasses.replace(narrow, **_declare_rows(graph, plan, plan.options.num_slots, WIDE))
-    for by_row in (narrow.logits, narrow.adjusted, narrow.drawn, narrow.records):
-        graph.share(by_row)
-    return narrow
-
-
-def _declare_rows(graph: Graph, plan: WorkPlan, num_rows: int, prefix: str = "") -> _RowBuffers:
-    cols = graph.num_ranks * section_stride(plan.config.vocab_size, graph.num_ranks)
-    return {
-        "logits": graph.buffer(f"{prefix}logits", cols, rows=num_rows),
-        "adjusted": _local(graph, f"{prefix}adjusted_logits", num_rows * cols, "f32"),
-        "drawn": _local(graph, f"{prefix}drawn", num_rows * DRAWN_BYTES, "u8"),
-        "records": _local(graph, f"{prefix}logprobs", num_rows * RECORD_BYTES, "u8"),
-    }
 
 
 def _local(graph: Graph, name: str, num: int, dtype: str) -> Buffer:
@@ -110,8 +81,9 @@ def _local(graph: Graph, name: str, num: int, dtype: str) -> Buffer:
 
 
 def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Buffer, *, wide: bool) -> None:
-    """Send the logits to rank 0; there, count tokens and sample every row. Behind the head, before `sample`. `wide`: the batch
-    is that of a wide iteration.
+    """Send the logits to rank 0; there, count tokens and sample every row. Behind the head, before `sample`.
+
+    wide: the batch is a `WideBatch`.
     """
     for rank in plan.ranks[1:]:
         _emit_senders(graph, plan, buffers, batch.at(rank), wide)
@@ -157,12 +129,12 @@ def _worker(plan: WorkPlan, index: int) -> int:
 
 
 def _emit_senders(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Region, wide: bool) -> None:
-    """Of the batch's rank."""
+    """The tasks that send a rank's logits, that of `batch`."""
     rank = batch.rank
     begin, end = plan.shards[rank].vocab
     is_near = rank in plan.options.hosts[0]
     num_senders = min(MAX_SENDERS if is_near else 1, plan.options.num_workers)
     num_vectors = -(-(end - begin) // VECTOR)
-    for index, (first, last) in enumerate(partition_items(num_vectors, 4 * VECTOR, num_senders)):
+    for index, (first, last) in enumerate(partition_items(num_vectors, 4 * VECTOR, num_senders).ranges):
         logits = buffers.logits_of(rank, graph.num_ranks, first * VECTOR, min(last * VECTOR, end - begin))
         graph.add(SendLogits(rank, "send_logits", _worker(plan, index), logits=logits, batch=batch, wide=wide))

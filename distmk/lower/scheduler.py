@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from distmk.abi import LaunchKind
 from distmk.graph.graph import Graph
-from distmk.lower.buffers import DecodeBuffers
+from distmk.lower.buffers import ProgramBuffers
 from distmk.lower.plan import WorkPlan
 from distmk.tasks import SchedulerStep
 
 
-def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, program: int) -> None:
-    """One task, run by a scheduler of rank 0. `program`: the number of the graph's, among those of the launch."""
+def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers) -> None:
+    """One task, run by a scheduler of rank 0."""
     options = plan.options
     graph.add(
         SchedulerStep(
@@ -29,7 +29,7 @@ def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: DecodeBuffers, pr
             num_pages=plan.num_pages,
             max_slots=options.max_seqs,
             max_positions=options.max_model_len,
-            program=program,
+            program=buffers.bucket.program,
             max_rows=options.row_buckets,
         )
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmk.abi import COMBINE_WIDTH, M_TILE, POSITIONS_PER_PASS
+from distmk.graph.partition import reduced_rows
 from distmk.lower.options import DecodeOptions
-from distmk.lower.partition import reduced_rows
 from distmk.tasks import AttentionShape
 
 BYTES_AHEAD = 256 << 10  # of weights on an SM before they are needed: in the pipeline, and as prefetched A fragments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from distmk.abi import ENDS_TURN, MAX_ROWS, Batch
+from distmk.abi import ENDS_TURN, Batch
 from distmk.bootstrap import Bootstrap
 from distmk.bootstrap.messages import malformed
 from distmk.lower import DecodeOptions
@@ -36,11 +36,11 @@ def collect_logits(session: Session, options: DecodeOptions, config: ModelConfig
 
 def _sampled_row(session: Session, options: DecodeOptions) -> Logits:
     """This rank's logits, in the sections of all ranks; of the program that ran last."""
-    are_wide = [rows > MAX_ROWS for rows in options.row_buckets]
-    batches = [_batch(session, batch_name(rows)) for rows in options.row_buckets]
+    batches = [_batch(session, batch_name(bucket)) for bucket in options.buckets]
     last = -1 if batches[0].stop >= ENDS_TURN else 0
-    row = 0 if are_wide[last] else next(index for index, entry in enumerate(batches[last].rows) if entry.sample)
-    found: Logits = session.view(logits_name(wide=are_wide[last], num_slots=options.num_slots))[row]
+    bucket = options.buckets[last]
+    row = 0 if bucket.has_jobs else next(index for index, entry in enumerate(batches[last].rows) if entry.sample)
+    found: Logits = session.view(logits_name(bucket.num_sampled))[row]
     return found
 
 

@@ -37,6 +37,8 @@ from distmk.tasks.splits import (
     splits_content,
 )
 
+EPILOGUES = (Epilogue.STORE, Epilogue.ADD, Epilogue.PUSH, Epilogue.ARGMAX, *GATED)
+
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:
     """The writes of an epilogue: a block in every rank's slot (PUSH), else columns of every row, and those that it resets."""
@@ -248,7 +250,7 @@ def check_epilogue(args: Any) -> None:
 
 def _check_linear(args: Any) -> None:
     check_epilogue(args)
-    require(args.epilogue <= max(Epilogue), "the epilogue is unknown")
+    require(args.epilogue in EPILOGUES, "the epilogue is not one of a linear task")
     require(args.epilogue == Epilogue.ARGMAX or not (args.logits or args.softcap), "the epilogue has no logits")
     require(0 <= args.softcap < math.inf, "softcap is no limit")
     require(args.normalized <= 1 and args.polls <= 1 and args.keeps_logits <= 1, "a flag is neither 0 nor 1")

@@ -4,51 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from distmk.abi import MAX_WIDE_SPLITS, WIDE_GATED, WIDE_ROWS, LaunchKind, WideEpilogue
-from distmk.errors import UsageError
+from distmk.abi import GATED, MAX_WIDE_SPLITS, WIDE_ROWS, Epilogue, LaunchKind
 from distmk.formats.tiles import padded_cols
+from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type, weight_access
 from distmk.tasks.slots import check_num_rows, check_row_capacity
 from distmk.tasks.wide import activation_access, check_wide, owned_rows, wide_batch_accesses
 
-
-class SlabPartition(NamedTuple):
-    """How the rows of a matrix are dealt to slabs: `num_reduced` slabs of `reduced_rows` rows, then equal shares, in pairs.
-
-    Slab num_reduced + i of n others begins at row `first + 2 * (num_pairs * i // n)`.
-    """
-
-    num_rows: int
-    num_slabs: int
-    num_reduced: int = 0
-    reduced_rows: int = 0
-
-    @staticmethod
-    def of(slabs: Sequence[tuple[int, int]]) -> SlabPartition:
-        """The partition with ranges `slabs`. UsageError: they are no such partition."""
-        num_rows, sizes = slabs[-1][1], [end - begin for begin, end in slabs]
-        candidates = [SlabPartition(num_rows, len(slabs))]
-        candidates += [
-            SlabPartition(num_rows, len(slabs), n, sizes[0]) for n in range(1, len(slabs)) if sizes[n - 1] == sizes[0]
-        ]
-        for candidate in candidates:
-            if candidate.ranges() == tuple(map(tuple, slabs)):
-                return candidate
-        raise UsageError(f"{len(slabs)} slabs of {num_rows} rows are not equal shares; a wide product needs such")
-
-    def ranges(self) -> tuple[tuple[int, int], ...]:
-        """The rows of each slab."""
-        first, rest = self.num_reduced * self.reduced_rows, self.num_slabs - self.num_reduced
-        num_pairs = (self.num_rows - first + 1) // 2
-        begins = [i * self.reduced_rows for i in range(self.num_reduced)]
-        begins += [first + 2 * (num_pairs * i // rest) for i in range(rest)]
-        return tuple(zip(begins, [*begins[1:], self.num_rows], strict=True))
+EPILOGUES = (Epilogue.STORE, Epilogue.PARTS, Epilogue.LOGITS, *GATED)
 
 
 class WideLinearArgs(ctypes.Structure):
@@ -60,12 +29,12 @@ class WideLinearArgs(ctypes.Structure):
         ("batch", c_uint64),
         ("k", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight
-        ("num_rows", c_uint32),  # of the weight; the slabs that they are packed in follow (`SlabPartition`)
+        ("num_rows", c_uint32),  # of the weight; the slabs that they are packed in follow (`Partition`)
         ("num_slabs", c_uint32),
         ("num_reduced", c_uint32),
         ("reduced_rows", c_uint32),
         ("out_stride", c_uint32),  # elements of a row of `out`; gated: columns of the activations
-        ("epilogue", c_uint32),  # WideEpilogue
+        ("epilogue", c_uint32),  # Epilogue
         ("num_splits", c_uint32),  # PARTS: parts of k, each with a slot of its own
         ("slot", c_uint32),  # PARTS: this rank's first one
         ("tiled", c_uint32),
@@ -95,9 +64,9 @@ class WideLinear(Task):
     slab: Slab = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
-    partition: SlabPartition = None  # type: ignore[assignment]
+    partition: Partition = None  # type: ignore[assignment]
     bias: Slab | None = None
-    epilogue: WideEpilogue = WideEpilogue.STORE
+    epilogue: Epilogue = Epilogue.STORE
     num_splits: int = 1
     slot: int = 0
     num_ranks: int = 1
@@ -113,14 +82,14 @@ class WideLinear(Task):
     writes_peers: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        out = "bf16" if self.epilogue in (WideEpilogue.STORE, *WIDE_GATED) else "f32"
+        out = "bf16" if self.epilogue in (Epilogue.STORE, *GATED) else "f32"
         return {"x": "bf16", "out": out, "batch": None}
 
     def reads(self) -> Iterable[Region]:
         return (self.x, self.batch)
 
     def writes(self) -> Iterable[Region]:
-        if self.epilogue is WideEpilogue.PARTS:
+        if self.epilogue is Epilogue.PARTS:
             return [self.out.on(rank) for rank in range(self.num_ranks)]
         return (self.out,)
 
@@ -131,25 +100,20 @@ class WideLinear(Task):
         return WIDE_ROWS * self.slab.rows
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        n, weight = self.slab.rows, self.slab.weight
-        slot = (
-            layout.operand(self.out) - 4 * self.slot * n
-            if self.epilogue is WideEpilogue.PARTS
-            else layout.operand(self.out)
-        )
+        n, weight, out = self.slab.rows, self.slab.weight, layout.operand(self.out)
         return WideLinearArgs(
             x=layout.operand(self.x),
             weight=layout.operand(self.slab),
             bias=layout.operand(self.bias),
-            out=slot,
+            out=out - 4 * self.slot * n if self.epilogue is Epilogue.PARTS else out,
             batch=layout.operand(self.batch),
             k=weight.cols,
             k_pitch=weight.pitch,
             num_rows=n,
-            num_slabs=self.partition.num_slabs,
+            num_slabs=self.partition.num_tasks,
             num_reduced=self.partition.num_reduced,
-            reduced_rows=self.partition.reduced_rows,
-            out_stride=n // 2 if self.epilogue in WIDE_GATED else self.out.buffer.cols,
+            reduced_rows=self.partition.reduced,
+            out_stride=n // 2 if self.epilogue in GATED else self.out.buffer.cols,
             epilogue=int(self.epilogue),
             num_splits=self.num_splits,
             slot=self.slot,
@@ -175,13 +139,13 @@ class WideLinear(Task):
         found = [x, weight_access(rank, args.weight, args.k_pitch, n), *wide_batch_accesses(rank, args.batch)]
         if args.bias:
             found.append(constant_access(rank, args.bias, 4, n))
-        if args.epilogue == WideEpilogue.STORE:
+        if args.epilogue == Epilogue.STORE:
             store = f32_access(True, rank, args.out, n, WIDE_ROWS, args.out_stride)
             found.append(store._replace(row_bytes=2 * n, stride=2 * args.out_stride, align_bytes=2))
-        elif args.epilogue in WIDE_GATED:
+        elif args.epilogue in GATED:
             require(args.out_stride == n // 2, "the output has not as many columns as gate and up have rows")
             found.append(activation_access(True, rank, args.out, n // 2, args.tiled))
-        elif args.epilogue == WideEpilogue.LOGITS:
+        elif args.epilogue == Epilogue.LOGITS:
             found.append(f32_access(True, rank, args.out, n, args.sampled, args.out_stride))
         else:
             first, rows = args.out + 4 * args.slot * n, owned_rows(num_ranks)
@@ -191,16 +155,16 @@ class WideLinear(Task):
 
 def _check_wide_linear(args: Any) -> None:
     check_wide(args)
-    require(args.epilogue <= max(WideEpilogue), "the epilogue is unknown")
+    require(args.epilogue in EPILOGUES, "the epilogue is not one of a product in jobs")
     if args.sampled:
         check_num_rows(args.sampled)
-    require(not args.softcap or args.epilogue == WideEpilogue.LOGITS, "the epilogue has no logits")
+    require(not args.softcap or args.epilogue == Epilogue.LOGITS, "the epilogue has no logits")
     require(0 <= args.softcap < math.inf, "softcap is no limit")
-    require(bool(args.sampled) == (args.epilogue == WideEpilogue.LOGITS), "logits are those of the sampled rows")
+    require(bool(args.sampled) == (args.epilogue == Epilogue.LOGITS), "logits are those of the sampled rows")
     require(1 <= args.num_splits <= MAX_WIDE_SPLITS, "num_splits is out of range")
-    require(args.num_splits == 1 or args.epilogue == WideEpilogue.PARTS, "the epilogue has no splits")
+    require(args.num_splits == 1 or args.epilogue == Epilogue.PARTS, "the epilogue has no splits")
     require(args.k_pitch == (padded_cols(args.k) if args.tiled else args.k), "rows of the weight are not of k columns")
     require(args.num_slabs > 0 and args.num_reduced < args.num_slabs, "there are no slabs")
     require(args.num_reduced * args.reduced_rows < args.num_rows, "the reduced slabs have all rows")
-    require(args.epilogue not in WIDE_GATED or args.num_rows % 2 == 0, "rows of gate and up are not paired")
+    require(args.epilogue not in GATED or args.num_rows % 2 == 0, "rows of gate and up are not paired")
     require(args.x != args.out, "x is the output")

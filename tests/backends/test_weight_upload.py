@@ -16,7 +16,7 @@ from support.tiny import Family, make, save
 
 from distmk.backends import weight_upload as heap
 from distmk.graph.regions import Weight, WeightKind
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.operators import Embedding, Head, Operator, SelfAttention
 from distmk.model.presets import PRESETS
 from distmk.models import build_model
@@ -65,7 +65,7 @@ def tiled_program(checkpoint: Checkpoint, num_ranks: int, change: Callable[[Oper
     options = DecodeOptions(num_ranks, 3, max_model_len=64, tiled=True)
     model = build_model(checkpoint.config)
     model = dataclasses.replace(model, operators=tuple(map(change, model.operators)))
-    return compile_graph(lower(model, options))
+    return compile_graph(*lower_programs(model, options))
 
 
 def fill(checkpoint: Checkpoint, program: Program, rank: int, device: str, monkeypatch: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from support.programs import SMALLEST, complaint, find, model_graph, refusal
 from distmk.check import Verdict, _check_size, check
 from distmk.check.findings import Findings
 from distmk.errors import UsageError
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.presets import PRESETS
 from distmk.models import build_model
 from distmk.program.program import Program, compile_graph, decode_args
@@ -153,7 +153,7 @@ def test_absurd_values_are_refused_at_once() -> None:
 def test_a_wrong_length_of_the_fused_combine_is_refused(op: str, more: int) -> None:
     config = dataclasses.replace(SMALLEST, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=64)
     options = DecodeOptions(1, 16, max_seqs=1, max_model_len=64, min_split=2, attention_launch="spread")
-    program = compile_graph(lower(build_model(config), options))
+    program = compile_graph(*lower_programs(build_model(config), options))
     assert not complaint(program)
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
         if name == op:

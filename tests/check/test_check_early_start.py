@@ -14,7 +14,7 @@ from support.programs import SMALLEST, complaint, find, model_graph, refusal
 from distmk.abi import split_operand
 from distmk.backends.defaults import backend_choices
 from distmk.check import check
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
 from distmk.models import build_model
 from distmk.program.program import Program, compile_graph, decode_args
@@ -52,7 +52,7 @@ def test_accepts_models_of_gpus() -> None:
             num_reserved=num_reserved,
             **backend_choices("cuda"),
         )
-        text = complaint(compile_graph(lower(build_model(config), options)))
+        text = complaint(compile_graph(*lower_programs(build_model(config), options)))
         assert not text, f"{config} on {num_ranks} x {num_workers}, {num_reserved} reserved: {text}"
 
 
@@ -88,7 +88,7 @@ def test_every_worker_has_a_task_of_o_in_two_layers(num_workers: int) -> None:
         SMALLEST, hidden_size=256, intermediate_size=256, num_heads=6, num_kv_heads=3, head_dim=64, num_layers=2
     )
     options = DecodeOptions(2, num_workers, max_seqs=1, max_model_len=100, num_reserved=1, **backend_choices("cuda"))
-    program = compile_graph(lower(build_model(config), options))
+    program = compile_graph(*lower_programs(build_model(config), options))
     assert not complaint(program)
     assert sum(name == "layer0.o" for name in program.ranks[0].task_names) == num_workers
 

@@ -159,8 +159,8 @@ FAULTS: dict[str, tuple[Callable[[Program], None], str]] = {
     "size of the heap": (heap_bytes, "program 1 has another heap_bytes on rank 0 than program 0"),
     "events": (events, "events of program"),
     "rings": (rings, "of program"),
-    "local memory": (onto("x", "wide_q"), "of the local memory, inside x"),
-    "heap": (onto("sampled", "wide_parts"), "of the heap memory, inside sampled"),
+    "local memory": (onto("x", "job_q"), "of the local memory, inside x"),
+    "heap": (onto("sampled16", "job_parts"), "of the heap memory, inside sampled16"),
 }
 
 

@@ -19,7 +19,7 @@ from support.ranks_in_process import assert_clean, run_ranks, tool
 from support.tiny_config import tiny_config
 
 from distmk.backends.defaults import backend_choices
-from distmk.lower import DecodeOptions, lower, lower_programs
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
 
@@ -42,7 +42,7 @@ def decode(
     """A decode step as for a GPU, with attention launched as `attention` says, in splits of at least 16 positions."""
     choices = {**backend_choices("emulated"), "min_split": 16, "attention_launch": attention}
     options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=max_model_len, page_size=16, **choices)  # type: ignore[arg-type]
-    return compile_graph(lower(build_model(tiny_config(num_layers=num_layers, head_dim=head_dim)), options))
+    return compile_graph(*lower_programs(build_model(tiny_config(num_layers=num_layers, head_dim=head_dim)), options))
 
 
 @pytest.mark.parametrize(

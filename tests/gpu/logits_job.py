@@ -53,7 +53,7 @@ class Job:
         begin, end = shard_model(self.engine.config, self.bootstrap.world_size)[self.bootstrap.rank].vocab
         rank, num_ranks = self.bootstrap.rank, self.bootstrap.world_size
         first = rank * section_stride(self.engine.config.vocab_size, num_ranks)
-        mine = np.ascontiguousarray(self.engine.session.view("logits")[: len(chosen), first : first + end - begin])
+        mine = np.ascontiguousarray(self.engine.session.view("logits16")[: len(chosen), first : first + end - begin])
         parts = self.bootstrap.allgather(mine.tobytes())
         return np.concatenate([np.frombuffer(part, np.float32).reshape(len(chosen), -1) for part in parts], axis=1)
 

@@ -34,7 +34,7 @@ from support.machine import FAR, environment, on, require, sharing, virtual_host
 from support.tiny_config import tiny_config
 
 from distmk.backends.defaults import backend_choices
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import compile_graph
 
@@ -82,7 +82,7 @@ class Job:
         hosts = virtual_hosts(env, self.num_ranks)
         sizes: dict[str, Any] = {"max_seqs": 2, "max_model_len": 4116, "host_sizes": hosts}
         options = DecodeOptions(self.num_ranks, WORKERS[self.backend], **sizes, **backend_choices(self.backend))
-        program = compile_graph(lower(build_model(CONFIG), options))
+        program = compile_graph(*lower_programs(build_model(CONFIG), options))
         event, waiter = event_between(program, source, target, consumer)
         fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},7"}
         start = with_ranks(self.num_ranks)(self.command("--deadline", "2", tokens=4100))

@@ -11,9 +11,9 @@ from support.tiny_config import tiny_config
 
 from distmk.graph.graph import Graph
 from distmk.graph.task import Task
-from distmk.lower import DecodeOptions, emit_operator, lower
-from distmk.lower.buffers import declare_buffers
+from distmk.lower import DecodeOptions, emit_operator, lower_programs
 from distmk.lower.plan import plan_work
+from distmk.lower.slab_buffers import declare_slab_buffers
 from distmk.model.operators import Model, Operator
 from distmk.models import build_model
 
@@ -39,7 +39,7 @@ def text(task: Task) -> str:
 def emitted(model: Model, options: DecodeOptions, op: Operator, *, before: tuple[Operator, ...] = ()) -> list[str]:
     """The tasks of `op` in a graph to which `before` was added first."""
     graph, plan = Graph(options.num_ranks, options.num_workers), plan_work(model, options)
-    buffers = declare_buffers(graph, plan)
+    buffers = declare_slab_buffers(graph, plan, options.buckets[0])
     for other in before:
         emit_operator(graph, plan, buffers, other)
     num_before = len(graph.tasks)
@@ -52,7 +52,7 @@ def emitted(model: Model, options: DecodeOptions, op: Operator, *, before: tuple
 def test_any_order_gives_the_same_tasks(num_ranks: int, changes: dict[str, Any], style: str | None) -> None:
     """Each operator alone, twice, and behind others in a random order: the tasks that it has in the whole graph."""
     model, options = small_model(style), DecodeOptions(num_ranks, 30, max_model_len=64, **changes)
-    whole = [text(task) for task in lower(model, options).tasks[1:]]  # behind the scheduler step
+    whole = [text(task) for task in lower_programs(model, options)[0].tasks[1:]]  # behind the scheduler step
     seed = random.randrange(1 << 30)
     source = random.Random(seed)
     for op in model.operators:

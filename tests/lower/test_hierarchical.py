@@ -15,7 +15,7 @@ from distmk.check import check
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
 from distmk.graph.task import Task
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.lower.plan import plan_work
 from distmk.models import build_model
 from distmk.program.messages import messages_by_op
@@ -35,7 +35,7 @@ def options_of(host_sizes: tuple[int, ...], num_workers: int = 7, launch: Launch
 
 
 def graph_of(host_sizes: tuple[int, ...], num_workers: int = 7, launch: Launch = "massive") -> Graph:
-    return lower(build_model(CONFIG), options_of(host_sizes, num_workers, launch))
+    return lower_programs(build_model(CONFIG), options_of(host_sizes, num_workers, launch))[0]
 
 
 def tasks_of(graph: Graph, op: str) -> list[Task]:
@@ -124,7 +124,7 @@ def test_sizes_that_do_not_fit_are_refused(host_sizes: tuple[int, ...]) -> None:
 
 def test_one_size_is_one_host() -> None:
     """And of the same ranks, every other division into hosts makes another program."""
-    without = lower(build_model(CONFIG), dataclasses.replace(options_of((3,)), host_sizes=()))
+    without = lower_programs(build_model(CONFIG), dataclasses.replace(options_of((3,)), host_sizes=()))[0]
     assert compile_graph(graph_of((3,))).fingerprint() == compile_graph(without).fingerprint()
     prints = {compile_graph(graph_of(sizes)).fingerprint() for sizes in [(4,), (2, 2), (3, 1), (1, 3), (1, 1, 1, 1)]}
     assert len(prints) == 5

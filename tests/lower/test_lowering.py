@@ -10,7 +10,7 @@ from support.tiny_config import tiny_config
 
 from distmk.abi import MAX_ROWS, WIDE_ROWS
 from distmk.check import check
-from distmk.lower import DecodeOptions, lower, lower_programs
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import compile_graph
 from distmk.tasks import Attention, Combine, GeneralAttention, Linear, WideAttention
@@ -32,7 +32,7 @@ def test_which_programs_have_long_splits(num_workers: int, max_seqs: int, max_mo
     """A sequence alone has a split per worker, eight at least if there are workers; beside others perhaps one split."""
     config = tiny_config(num_heads=4, num_kv_heads=2, max_position=2048)
     options = DecodeOptions(1, num_workers, max_seqs=max_seqs, max_model_len=max_model_len)
-    tasks = [task for task in lower(build_model(config), options).tasks if isinstance(task, Attention)]
+    tasks = [task for task in lower_programs(build_model(config), options)[0].tasks if isinstance(task, Attention)]
     assert tasks and all(task.long_splits == long for task in tasks)
 
 
@@ -61,7 +61,7 @@ def test_layers_that_differ(launch: Literal["massive", "spread"], head_dim: int)
 def test_combine_tasks_read_the_partials_of_their_slices(launch: Literal["massive", "spread"]) -> None:
     config = tiny_config(num_heads=6, num_kv_heads=3, head_dim=128)
     options = DecodeOptions(2, 7, max_model_len=64, attention_launch=launch)
-    tasks = [task for task in lower(build_model(config), options).tasks if isinstance(task, Combine)]
+    tasks = [task for task in lower_programs(build_model(config), options)[0].tasks if isinstance(task, Combine)]
     for task in tasks:
         partials = tuple(end * task.shape.partial_cols for end in task.slices)
         assert (task.partials.begin, task.partials.end) == partials
@@ -75,7 +75,7 @@ def test_a_rank_alone_runs_the_all_reduces_of_several(launch: Literal["massive",
 
     def ops(num_ranks: int, loopback: bool) -> list[tuple[str, str]]:
         options = DecodeOptions(num_ranks, 40, max_seqs=1, max_model_len=64, attention_launch=launch, loopback=loopback)
-        graph = lower(build_model(config), options)
+        graph = lower_programs(build_model(config), options)[0]
         check(compile_graph(graph))
         return list({(task.op, type(task).__name__): None for task in graph.tasks if task.rank == 0})
 

@@ -7,22 +7,15 @@ import itertools
 import pytest
 
 from distmk.abi import M_TILE
-from distmk.lower.partition import (
-    MIN_TASK_BYTES,
-    Partition,
-    partition_items,
-    partition_rows,
-    partition_rows_reduced,
-    reduced_rows,
-)
-from distmk.model.shards import Range
+from distmk.graph.partition import MIN_TASK_BYTES, Partition, partition_items, partition_rows, reduced_rows
 
 
-def sizes(ranges: tuple[Range, ...], total: int) -> list[int]:
+def sizes(partition: Partition, total: int) -> list[int]:
     """The sizes of ranges that cover [0, total) in order."""
-    ends = [0, *(end for _, end in ranges)]
-    assert [begin for begin, _ in ranges] == ends[:-1] and ends[-1] == total, "left out, or twice"
-    return [end - begin for begin, end in ranges]
+    ends = [0, *(end for _, end in partition.ranges)]
+    assert [begin for begin, _ in partition.ranges] == ends[:-1] and ends[-1] == total, "left out, or twice"
+    assert len(partition.ranges) == partition.num_tasks
+    return [end - begin for begin, end in partition.ranges]
 
 
 @pytest.mark.parametrize("num_workers", [1, 7, 132])
@@ -44,12 +37,16 @@ def test_reduced_shares_are_whole_tiles() -> None:
     rows, num_workers = 6144, 132
     size = reduced_rows(rows, num_workers)
     assert size == 2 * M_TILE, "two thirds of 46.5 rows, in whole tiles"
-    found = sizes(partition_rows_reduced(rows, 4096, num_workers, 64), rows)
+    found = sizes(partition_rows(rows, 4096, num_workers, num_reduced=64), rows)
     assert len(found) == num_workers and {*found[:64]} == {size} and {*found[64:]} == {60, 62}
-    assert partition_rows_reduced(rows, 4096, num_workers, 0) == partition_rows(rows, 4096, num_workers)
     assert reduced_rows(num_workers * M_TILE, num_workers) == 0, "less than two tiles"
 
 
+def test_paired_slabs_have_both_rows_of_every_item() -> None:
+    partition = partition_items(187, MIN_TASK_BYTES, 5)
+    assert partition.paired.ranges == tuple((2 * begin, 2 * end) for begin, end in partition.ranges)
+
+
 def test_ranges_go_to_successive_workers() -> None:
-    partition = Partition(((0, 3), (3, 5)), first_worker=4)
-    assert partition.num_tasks == 2 and [*partition.by_worker()] == [(4, (0, 3)), (5, (3, 5))]
+    partition = Partition(5, 2, first_worker=4)
+    assert [*partition.by_worker()] == [(4, (0, 2)), (5, (2, 5))]

@@ -12,7 +12,7 @@ from support.tiny_config import tiny_config
 
 from distmk.abi import MAX_ROWS, WIDE_ROWS
 from distmk.check import check
-from distmk.lower import DecodeOptions, lower, lower_programs
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.program.program import Program, compile_graph, decode_args
 from distmk.tasks import Linear, PostNorm, Sum
 
@@ -42,14 +42,14 @@ def test_accepted(style: str, num_ranks: int) -> None:
 
 def program(num_ranks: int = 2, style: str = "gemma") -> Program:
     model = model_of(tiny_config(**SIZES, num_layers=2), style).compile()
-    return compile_graph(lower(model, DecodeOptions(num_ranks, 4, max_model_len=64, **SPREAD)))
+    return compile_graph(*lower_programs(model, DecodeOptions(num_ranks, 4, max_model_len=64, **SPREAD)))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_operands(num_ranks: int) -> None:
     """All of y is read for columns of x, which are those that the task's worker has summed; other tasks of x keep to it."""
     model = model_of(tiny_config(**SIZES, num_layers=3), "mixed").compile()
-    graph = lower(model, DecodeOptions(num_ranks, 4, max_model_len=64, **SPREAD))
+    graph = lower_programs(model, DecodeOptions(num_ranks, 4, max_model_len=64, **SPREAD))[0]
     norms = [task for task in graph.tasks if isinstance(task, PostNorm)]
     assert {task.op for task in norms} == {f"layer{layer}.down.norm" for layer in range(3)}
     for task in norms:

@@ -10,17 +10,17 @@ from support.mutate_spread import same_task
 from support.programs import complaint, refusal
 from support.tiny_config import tiny_config
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS, LaunchKind, Space, WideEpilogue
+from distmk.abi import MAX_ROWS, WIDE_ROWS, Epilogue, LaunchKind, Space
 from distmk.check import check
 from distmk.errors import UsageError
-from distmk.graph.graph import Graph
-from distmk.lower import DecodeOptions, Lowered, lower_narrow, lower_wide
+from distmk.graph.graph import Graph, Memory
+from distmk.graph.regions import Segment, WeightKind
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
 from distmk.model.presets import PRESETS
 from distmk.models import build_model
 from distmk.program.program import Program, RankProgram, compile_graph, decode_args
 from distmk.tasks import WideLinear, WideSum
-from distmk.tasks.wide_linear import SlabPartition
 
 CONFIGS = {
     "qwen3": tiny_config("qwen3-0.6b"),
@@ -31,20 +31,18 @@ CONFIGS = {
 WAITS_OF_A_TASK = 2  # of a wide one
 
 
-def lowered(num_ranks: int, num_workers: int, config: ModelConfig, **options: Any) -> tuple[Lowered, Graph]:
-    model = build_model(config)
+def lowered(num_ranks: int, num_workers: int, config: ModelConfig, **options: Any) -> tuple[Graph, ...]:
     made = DecodeOptions(num_ranks, num_workers, max_model_len=64, **{"row_buckets": (WIDE_ROWS,), **options})
-    narrow = lower_narrow(model, made)
-    return narrow, lower_wide(model, narrow.plan, narrow.graph, narrow.buffers)[0]
+    return lower_programs(build_model(config), made)
 
 
 def wide_program(num_ranks: int = 2) -> Program:
     config = tiny_config("qwen3-0.6b", num_layers=1)
-    return compile_graph(lowered(num_ranks, 2, config, tiled=True)[1])
+    return compile_graph(*lowered(num_ranks, 2, config, tiled=True))
 
 
 def test_tasks_in_order() -> None:
-    _, graph = lowered(2, 3, CONFIGS["qwen3"])
+    (graph,) = lowered(2, 3, CONFIGS["qwen3"])
     layer = ["qkv", "append", "attention", "o", "o.reduce", "gate_up", "down", "down.reduce"]
     names = ["scheduler_step", "embed", "embed.reduce", *(f"layer{i}.{name}" for i in range(2) for name in layer)]
     names += ["select_rows", "head", "argmax_rows"]
@@ -59,57 +57,62 @@ def test_tasks_in_order() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("num_ranks", [1, 3])
-@pytest.mark.parametrize("turns", [(WIDE_ROWS,), (MAX_ROWS, WIDE_ROWS)], ids=str)
 @pytest.mark.parametrize("max_seqs", [MAX_ROWS, MAX_ROWS + 1])
-def test_what_the_narrow_graph_has_is_used_in_place(
-    max_seqs: int, turns: tuple[int, ...], num_ranks: int, config: ModelConfig
-) -> None:
-    """Programs that take turns have both batches, each in the graph whose scheduler step begins; `sampled` each its own. What is
-    there for each sampled row is in place if a wide iteration samples no more of them.
+def test_what_programs_share(max_seqs: int, num_ranks: int, config: ModelConfig) -> None:
+    """All weights, what outlives an iteration, and the batches; what is there for each sampled row if as many rows are sampled.
+
+    Two programs of jobs share their activations, too. Every program has `sampled` for itself.
     """
-    narrow, graph = lowered(num_ranks, 3, config, row_buckets=turns, max_seqs=max_seqs)
-    assert set(graph.weights) == set(narrow.graph.weights) and len(graph.weights) == len(narrow.graph.weights)
-    buffers = narrow.buffers
-    sampling = {getattr(buffers.sampling, field.name) for field in dataclasses.fields(buffers.sampling)}
-    by_row = {buffers.candidates, *sampling} - {getattr(buffers.sampling, name) for name in ("slots", "counts", "mask")}
-    caches = {cache for pair in buffers.caches for cache in pair}
-    batches = set(buffers.batches)
-    shared = {buffers.page_table, buffers.state, buffers.candidates, *sampling, *caches, *batches}
-    shared -= by_row if max_seqs > MAX_ROWS else set()
-    assert shared == set(graph.buffers) & set(narrow.graph.buffers)
-    own = [buffer for buffer in graph.buffers if buffer not in shared]
-    assert not any(buffer.lamport for buffer in own)
-    assert graph.batch and graph.batch.name == f"batch{WIDE_ROWS}"
-    peers_write = {"wide_normalized", "wide_parts"} if num_ranks > 1 else set()
-    peers_write |= {f"sampled{WIDE_ROWS}"}
-    peers_write |= {"wide_logits"} if max_seqs > MAX_ROWS else set()
-    assert {buffer.name for buffer in own if buffer.space is Space.HEAP} == peers_write
-    assert not {buffer.name for buffer in own} & {buffer.name for buffer in narrow.graph.buffers}
-    assert (graph.num_workers, graph.num_schedulers) == (narrow.graph.num_workers, narrow.graph.num_schedulers)
+    buckets = (MAX_ROWS, 100, WIDE_ROWS)
+    slabs, *of_jobs = lowered(num_ranks, 3, config, row_buckets=buckets, max_seqs=max_seqs)
+    of_slabs, *names = [{buffer.name for buffer in graph.buffers} for graph in (slabs, *of_jobs)]
+    by_row = {f"{kind}{MAX_ROWS}" for kind in ("logits", "adjusted_logits", "drawn", "logprobs", "candidates")}
+    lasting = {"page_table", "batcher", "slot_sampling", "token_counts", "allowed_tokens"}
+    caches = {f"{kind}_cache{layer}" for kind in "kv" for layer in range(config.num_layers)}
+    shared = lasting | caches | {f"batch{rows}" for rows in buckets} | (by_row if max_seqs == MAX_ROWS else set())
+    for rows, graph, named in zip(buckets[1:], of_jobs, names, strict=True):
+        assert set(graph.weights) == set(slabs.weights) and len(graph.weights) == len(slabs.weights)
+        assert {buffer.name for buffer in set(graph.buffers) & set(slabs.buffers)} == shared == of_slabs & named
+        own = [buffer for buffer in graph.buffers if buffer.name not in shared]
+        assert not any(buffer.lamport for buffer in own)
+        assert graph.batch and graph.batch.name == f"batch{rows}"
+        peers_write = {"job_normalized", "job_parts"} if num_ranks > 1 else set()
+        peers_write |= {f"sampled{rows}"} | ({f"logits{max_seqs}"} if max_seqs > MAX_ROWS else set())
+        assert {buffer.name for buffer in own if buffer.space is Space.HEAP} == peers_write
+    small, large = of_jobs
+    assert {buffer.name for buffer in set(large.buffers) ^ set(small.buffers)} == {"sampled100", f"sampled{WIDE_ROWS}"}
 
 
-def test_a_graph_shares_each_thing_once() -> None:
-    first, second = Graph(1), Graph(1)
-    x, other = first.buffer("x", 4), second.buffer("other", 4)
-    assert second.share(x) is second.share(x) is x and second.buffers == [other, x]
-    with pytest.raises(UsageError, match="buffer x is there already"):
-        second.buffer("x", 8)
-    with pytest.raises(UsageError, match="buffer other is there already"):
-        first.buffer("other", 4)
-        first.share(other)
+def test_the_same_name_is_the_same_memory() -> None:
+    memory = Memory()
+    first, second, alone = Graph(1, memory=memory), Graph(1, memory=memory), Graph(1)
+    x = first.buffer("x", 4)
+    assert second.buffer("x", 4) is x and alone.buffer("x", 4) is not x
+    vector = ([Segment("t", 0, 4)], WeightKind.VECTOR)
+    weight = first.weight("w", 0, 1, *vector)
+    assert second.weight("w", 0, 1, *vector) is second.weight("w", 0, 1, *vector) is weight
+    assert second.weights == [weight]
+    first.buffer("y", 8)
+    with pytest.raises(UsageError, match="buffer y is there already, and different, in another program"):
+        second.buffer("y", 4)
+    with pytest.raises(UsageError, match="buffer x is there already; give it another name"):
+        second.buffer("x", 4)
+    with pytest.raises(UsageError, match="two weights of rank 0 are called w"):
+        first.weight("w", 0, 1, *vector, scale=2.0)
 
 
 @pytest.mark.parametrize("tiled", [False, True])
 def test_operands(tiled: bool) -> None:
     """Slabs, biases and slots of the row-parallel products, and the sums that they are read by."""
-    narrow, graph = lowered(2, 5, CONFIGS["every bias"], tiled=tiled, max_seqs=1, attention_launch="spread")
+    options = {"tiled": tiled, "max_seqs": 1, "attention_launch": "spread", "row_buckets": (MAX_ROWS, WIDE_ROWS)}
+    slabs, graph = lowered(2, 5, CONFIGS["every bias"], **options)
     linears = [task for task in graph.tasks if isinstance(task, WideLinear)]
     for task in linears:
-        ranges = {other.slab[1:] for other in narrow.graph.tasks if (other.rank, other.op) == (task.rank, task.op)}  # type: ignore[attr-defined]
-        assert sorted(ranges) == list(task.partition.ranges()) and task.tiled == tiled
+        ranges = {other.slab[1:] for other in slabs.tasks if (other.rank, other.op) == (task.rank, task.op)}  # type: ignore[attr-defined]
+        assert sorted(ranges) == list(task.partition.ranges) and task.tiled == tiled
         tiling = task.slab.weight.tiling
-        assert not tiling or SlabPartition.of(tiling.slabs) == task.partition
-    parts = [task for task in linears if task.epilogue is WideEpilogue.PARTS]
+        assert not tiling or tiling.slabs == task.partition.ranges
+    parts = [task for task in linears if task.epilogue is Epilogue.PARTS]
     splits = 2 if tiled else 1
     assert {task.num_splits for task in parts if task.op == "layer0.o"} == {splits if tiled else 1}
     assert [bool(task.bias) for task in parts] == [task.rank == 0 for task in parts]
@@ -126,7 +129,7 @@ def test_operands(tiled: bool) -> None:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_accepted(num_ranks: int, tiled: bool, config: ModelConfig) -> None:
     for num_workers in (1, 4, 20):
-        _, graph = lowered(num_ranks, num_workers, config, tiled=tiled)
+        (graph,) = lowered(num_ranks, num_workers, config, tiled=tiled)
         program = compile_graph(graph)
         check(program)
         for part in program.ranks:
@@ -136,7 +139,7 @@ def test_accepted(num_ranks: int, tiled: bool, config: ModelConfig) -> None:
 
 def test_large_programs_have_few_waits() -> None:
     """The scheduler step waits for the sampled rows alone, not for every spread task."""
-    _, graph = lowered(2, 132, PRESETS["qwen3-8b"], tiled=True)
+    (graph,) = lowered(2, 132, PRESETS["qwen3-8b"], tiled=True)
     program = compile_graph(graph)
     verdict = check(program)
     part = program.ranks[0]
@@ -190,9 +193,7 @@ def test_every_rank_counts() -> None:
 def test_smaller_buffers_are_refused(name: str) -> None:
     program = wide_program()
     pieces = program.placement.pieces
-    small = next(
-        piece for piece in pieces if piece.name == (f"batch{WIDE_ROWS}" if name == "batch" else f"wide_{name}")
-    )
+    small = next(piece for piece in pieces if piece.name == (f"batch{WIDE_ROWS}" if name == "batch" else f"job_{name}"))
     less = dataclasses.replace(small, row_bytes=small.row_bytes - 16)
     program.placement = dataclasses.replace(program.placement, pieces=tuple(less if p is small else p for p in pieces))
     assert "bounds: " in refusal(program)
@@ -228,7 +229,7 @@ def test_rows_of_two_owners_are_not_the_same_rows(monkeypatch: pytest.MonkeyPatc
             "accesses",
             lambda *args, owner=owner: [a._replace(owner=None if a.owner is None else owner) for a in known(*args)],
         )
-        assert "race: embed.reduce" in refusal(program) and "wide_normalized" in refusal(program)
+        assert "race: embed.reduce" in refusal(program) and "job_normalized" in refusal(program)
 
 
 def test_hosts_are_refused() -> None:

@@ -13,7 +13,7 @@ from transformers import Phi3Config
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding, apply_rotary_pos_emb
 
 from distmk.errors import ModelError
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.rope import rope_table, rotation_order
 from distmk.models import build_model, config_from_hf, expected_tensors
 
@@ -77,7 +77,7 @@ def test_scores_are_those_of_transformers(head_dim: int, rotary_dim: int) -> Non
 def test_rows_of_a_graph() -> None:
     """Rows of q and k, their biases and norms are in that order, and v is not."""
     config = tiny_config("qwen3-0.6b", qkv_bias=True, partial_rotary_dim=4)
-    graph = lower(build_model(config), DecodeOptions(1, 2, max_model_len=64))
+    graph = lower_programs(build_model(config), DecodeOptions(1, 2, max_model_len=64))[0]
     order, plain = [0, 1, *range(4, 10), 2, 3, *range(10, 16)], list(range(16))
     for tensor, num_heads, expected in (
         ("q_proj.weight", 6, order),

@@ -11,7 +11,7 @@ from support.tiny_config import tiny_config
 from distmk.backends.host import room
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
 from distmk.models import build_model
 from distmk.program.fixed_memory import fixed_memory, page_bytes
@@ -33,7 +33,7 @@ from distmk.serving.kv_memory import KvMemory, rounded_down, with_kv_pages
 def test_exact(config: ModelConfig, options: dict[str, Any]) -> None:
     made = DecodeOptions(max_model_len=256, **options)
     fixed, page = fixed_memory(config, dataclasses.replace(made, num_pages=made.max_pages)), page_bytes(config, made)
-    for rank in compile_graph(lower(build_model(config), made)).ranks:
+    for rank in compile_graph(*lower_programs(build_model(config), made)).ranks:
         whole = fixed.local[rank.header.rank] + made.total_pages * page
         assert whole <= rank.header.local_bytes + 256 * (config.num_layers + 1)  # gaps between caches
         assert rank.header.local_bytes <= whole + 256 * (config.num_layers + 1)

@@ -23,7 +23,7 @@ from distmk.backends import build_cache
 from distmk.backends.cache_files import cannot_write
 from distmk.backends.host.build import build
 from distmk.errors import CheckError
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.rope import Llama3Scaling
 from distmk.models import build_model
 from distmk.program import file as program_file
@@ -177,7 +177,7 @@ def test_wrong_names_are_noticed(cache: Path, index: int) -> None:
 
 def test_another_program_under_its_name(cache: Path) -> None:
     """A valid file with a rank of another program, whose bytes have another digest."""
-    program = compile_graph(lower(build_model(CONFIG), OPTIONS))
+    program = compile_graph(*lower_programs(build_model(CONFIG), OPTIONS))
     path = cache / "file"
     want = program.fingerprint()
     digests = [part.digest() for part in program.ranks]
@@ -194,7 +194,7 @@ def test_another_program_under_its_name(cache: Path) -> None:
 
 def test_damaged_file_is_made_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In whatever way it is damaged; and one that differs from its program though its digest is right."""
-    want = compile_graph(lower(build_model(CONFIG), OPTIONS))
+    want = compile_graph(*lower_programs(build_model(CONFIG), OPTIONS))
     compiled: list[Program] = []
     monkeypatch.setattr(program_cache, "_prove", lambda config, options: compiled.append(want) or want)
     seed = random.randrange(1 << 30)

@@ -15,7 +15,7 @@ from support.tiny_config import tiny_config
 from distmk.backends.defaults import backend_choices
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import Program, decode_args
 from distmk.tasks import Put
@@ -44,7 +44,7 @@ def decode(job: Job, attention_launch: str, launch_iterations: int = 0) -> Decod
         min_split=4,
         attention_launch=attention_launch,  # type: ignore[arg-type]
     )
-    with job.session(lower(build_model(tiny_config()), options)) as session:
+    with job.session(lower_programs(build_model(tiny_config()), options)[0]) as session:
         fill_weights(session.program, session.backend, job.rank, DummyCheckpoint(tiny_config(), None, 5))
         running = session.launch(SPEC)
         tokens = [(t.request, t.token, t.iteration) for batch in running for t in batch]
@@ -69,7 +69,7 @@ def hosts(job: Job) -> None:
     for sizes in map(tuple, job.options["host_sizes"]):
         made_for = backend_choices(job.options.get("backend", "host"))
         options = DecodeOptions(job.num_ranks, job.workers, max_seqs=4, max_model_len=64, host_sizes=sizes, **made_for)
-        with job.session(lower(build_model(checkpoint.config), options)) as session:
+        with job.session(lower_programs(build_model(checkpoint.config), options)[0]) as session:
             fill_weights(session.program, session.backend, job.rank, checkpoint)
             running = session.launch(dataclasses.replace(spec, trace_capacity=session.room_for(4)))
             found: dict[int, list[int]] = {}

@@ -13,7 +13,7 @@ from support.helpers import DISTMK, Finished, Runner
 from support.tiny_config import tiny_config
 
 from distmk.backends.defaults import backend_choices
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
 from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
@@ -93,7 +93,7 @@ def endless_event(num_ranks: int, source: int, target: int, consumer: str) -> tu
     """The event of `event_between` in the program of `conftest.endless`."""
     options = DecodeOptions(num_ranks, 1, max_model_len=4116, **backend_choices("host"))
     config = tiny_config(max_position=MAX_POSITION)
-    return event_between(compile_graph(lower(build_model(config), options)), source, target, consumer)
+    return event_between(compile_graph(*lower_programs(build_model(config), options)), source, target, consumer)
 
 
 def check_hang(done: Finished, target: int, event: int, waiter: str, deadline_s: int = 2) -> None:

@@ -13,7 +13,7 @@ from distmk.abi import TaskDesc
 from distmk.check import check
 from distmk.errors import CheckError
 from distmk.graph.graph import Graph
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
 from distmk.model.operators import Model, SelfAttention
 from distmk.models import build_model
@@ -26,7 +26,7 @@ SMALLEST = tiny_config(
 
 def model_graph(num_ranks: int, num_workers: int, config: ModelConfig = SMALLEST, **options: Any) -> Graph:
     made = DecodeOptions(num_ranks, num_workers, max_model_len=64, max_splits=2, **options)
-    return lower(build_model(config), made)
+    return lower_programs(build_model(config), made)[0]
 
 
 def with_attention(model: Model, layers: Sequence[Mapping[str, Any]]) -> Model:

@@ -18,7 +18,7 @@ from distmk.backends.build_cache import csrc_dir
 from distmk.backends.host.build import FLAGS, build_emulator, build_sources, host_sources
 from distmk.errors import BuildError
 from distmk.graph.graph import Graph
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
 
@@ -110,7 +110,7 @@ def tiny_decode(
         attention_launch=attention_launch,
         host_sizes=host_sizes,
     )
-    return lower(build_model(tiny_config()), options)
+    return lower_programs(build_model(tiny_config()), options)[0]
 
 
 def compiled(graph: Graph) -> Program:

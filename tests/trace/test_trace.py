@@ -23,7 +23,7 @@ from distmk.backends.launch_block import ENTRY, RunnerRecords
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
 from distmk.tasks import TASK_TYPES
@@ -126,7 +126,7 @@ def decode(
     """A step of a model of two layers, whose attention has several instances."""
     sizes = {"max_seqs": 2, "max_model_len": 64, "page_size": 4, "max_splits": 2}
     options = DecodeOptions(num_ranks, num_workers, **sizes, attention_launch=attention, host_sizes=host_sizes)
-    return lower(build_model(tiny_config()), options)
+    return lower_programs(build_model(tiny_config()), options)[0]
 
 
 def random_program(seed: int) -> Program:

@@ -18,7 +18,7 @@ from support.helpers import Finished, Runner, alone, under_mpirun, with_ranks
 
 from distmk.abi import LaunchKind
 from distmk.backends.defaults import backend_choices
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
 from distmk.weights import open_checkpoint
@@ -53,7 +53,7 @@ def generate(model: Path, runner: Runner, launcher: Any, name: str, *more: str) 
 def program_of(model: Path, num_ranks: int) -> Program:
     config = open_checkpoint(str(model)).config
     options = DecodeOptions(num_ranks, 2, max_model_len=config.max_position, **backend_choices("host"))
-    return compile_graph(lower(build_model(config), options))
+    return compile_graph(*lower_programs(build_model(config), options))
 
 
 def slices(data: dict[str, Any], category: str) -> list[Event]:

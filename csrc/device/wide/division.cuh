@@ -22,7 +22,7 @@ struct TileRows {
   uint32_t slab_begin, slab_rows, first, count;
 };
 
-DISTMK_FN bool is_paired(const WideLinearArgs& args) { return is_gated(static_cast<WideEpilogue>(args.epilogue)); }
+DISTMK_FN bool is_paired(const WideLinearArgs& args) { return is_gated(static_cast<Epilogue>(args.epilogue)); }
 
 // Output features, of which gate and up have one for two rows.
 struct FeatureRange {

@@ -31,14 +31,14 @@ DISTMK_FN void store_pair(float* at, float a, float b) { *reinterpret_cast<float
 
 // Two features that a lane stores of its warp's tokens, side by side, from an even one on. What they are does not
 // depend on the token. The upper lanes read the second one first, so that lanes side by side meet in fewer banks.
-template <WideEpilogue EPILOGUE>
+template <Epilogue EPILOGUE>
 class FeaturePair {
   static constexpr bool PAIRED = is_gated(EPILOGUE);
 
  public:
   DISTMK_FN FeaturePair(const WideLinearArgs& args, const FeatureTable& table, const FeatureRange& features,
                         uint32_t f) {
-    if constexpr (EPILOGUE == WideEpilogue::LOGITS) softcap_ = args.softcap;
+    if constexpr (EPILOGUE == Epilogue::LOGITS) softcap_ = args.softcap;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t index = f + (i ^ is_upper()) - features.begin;  // wraps around in front of the first one
@@ -66,9 +66,9 @@ class FeaturePair {
     float v = output_of(token)[row_[i]] + bias_[i];
     if constexpr (PAIRED) {
       const float up = output_of(token)[up_row_[i]] + up_bias_[i];
-      v = EPILOGUE == WideEpilogue::GEGLU ? linear::geglu(v, up) : linear::swiglu(v, up);
+      v = EPILOGUE == Epilogue::GEGLU ? linear::geglu(v, up) : linear::swiglu(v, up);
     }
-    if constexpr (EPILOGUE == WideEpilogue::LOGITS) v = linear::softcapped(v, softcap_);
+    if constexpr (EPILOGUE == Epilogue::LOGITS) v = linear::softcapped(v, softcap_);
     return known_[i] ? v : 0.0f;
   }
 };
@@ -85,7 +85,7 @@ struct TokenRange {
 
 // Stores the features of a job, zeros up to `stored_end`. `at(token, f)`: where feature f of a token lies, features f
 // and f + 1 of an even f side by side; `step`: the elements from a token to the warp's next one.
-template <WideEpilogue EPILOGUE, class At>
+template <Epilogue EPILOGUE, class At>
 DISTMK_FN void store_features(const WideLinearArgs& args, const FeatureTable& table, const FeatureRange& features,
                               uint32_t stored_end, const TokenRange& tokens, uint64_t step, const At& at) {
   const uint32_t first = tokens.begin / NUM_WARPS / UNROLL * UNROLL * NUM_WARPS + threadIdx.x / 32;
@@ -129,14 +129,14 @@ DISTMK_FN void store_parts(const Context& context, const WideLinearArgs& args, c
                            min(begin + per_rank, job_end) - job.first_token};
     out += uint64_t{args.slot + job.split} * args.num_rows;
     const int64_t first_row = int64_t{job.first_token} - begin;  // of the owner; in front of it if it has fewer
-    store_features<WideEpilogue::PARTS>(
+    store_features<Epilogue::PARTS>(
         args, table, features, features.end(), owned, uint64_t{args.out_stride} * NUM_WARPS,
         [&](uint32_t token, uint32_t f) { return out + (first_row + token) * int64_t{args.out_stride} + f; });
   }
 }
 
 // The activations of gate and up.
-template <WideEpilogue EPILOGUE>
+template <Epilogue EPILOGUE>
 DISTMK_FN void store_gated(const Context& context, const WideLinearArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features) {
   auto* out = context.at<__nv_bfloat16>(args.out);
@@ -156,22 +156,22 @@ DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, con
   const FeatureRange features = job.features;
   const uint32_t end = features.end();
   const uint64_t stride = args.out_stride, first_row = job.first_token;
-  switch (static_cast<WideEpilogue>(args.epilogue)) {
-    case WideEpilogue::SWIGLU:
-      return store_gated<WideEpilogue::SWIGLU>(context, args, job, table, features);
-    case WideEpilogue::GEGLU:
-      return store_gated<WideEpilogue::GEGLU>(context, args, job, table, features);
-    case WideEpilogue::STORE: {
+  switch (static_cast<Epilogue>(args.epilogue)) {
+    case Epilogue::SWIGLU:
+      return store_gated<Epilogue::SWIGLU>(context, args, job, table, features);
+    case Epilogue::GEGLU:
+      return store_gated<Epilogue::GEGLU>(context, args, job, table, features);
+    case Epilogue::STORE: {
       auto* out = context.at<__nv_bfloat16>(args.out) + first_row * stride;
-      return store_features<WideEpilogue::STORE>(args, table, features, end, all, stride * NUM_WARPS,
-                                                 [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
+      return store_features<Epilogue::STORE>(args, table, features, end, all, stride * NUM_WARPS,
+                                             [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
     }
-    case WideEpilogue::LOGITS: {
+    case Epilogue::LOGITS: {
       auto* out = context.at<float>(args.out) + first_row * stride;
-      return store_features<WideEpilogue::LOGITS>(args, table, features, end, all, stride * NUM_WARPS,
-                                                  [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
+      return store_features<Epilogue::LOGITS>(args, table, features, end, all, stride * NUM_WARPS,
+                                              [&](uint32_t token, uint32_t f) { return out + token * stride + f; });
     }
-    case WideEpilogue::PARTS:
+    case Epilogue::PARTS:
       return store_parts(context, args, job, table, features, num_tokens);
   }
 }

@@ -64,7 +64,7 @@ class WideProduct {
  private:
   const Context& context_;
   const WideLinearArgs& args_;
-  const WideEpilogue epilogue_;
+  const Epilogue epilogue_;
   const uint32_t num_rows_, num_cols_;  // of the output
   const uint32_t panel_cols_;           // its columns that a panel makes
   const uint32_t rows_per_rank_;
@@ -86,7 +86,7 @@ class WideProduct {
 WideProduct::WideProduct(const Context& context, const WideLinearArgs& args, uint32_t num_rows)
     : context_(context),
       args_(args),
-      epilogue_(static_cast<WideEpilogue>(args.epilogue)),
+      epilogue_(static_cast<Epilogue>(args.epilogue)),
       num_rows_(num_rows),
       num_cols_(is_gated(epilogue_) ? args.num_rows / 2 : args.num_rows),
       panel_cols_(is_gated(epilogue_) ? wide::LANES : panels::COLS),
@@ -94,7 +94,7 @@ WideProduct::WideProduct(const Context& context, const WideLinearArgs& args, uin
       x_(context.at<uint16_t>(args.x)),
       weight_(context.at<uint16_t>(args.weight)),
       bias_(context.at<float>(args.bias)) {
-  if (epilogue_ == WideEpilogue::PARTS)
+  if (epilogue_ == Epilogue::PARTS)
     for (uint32_t rank = 0; rank < context.num_ranks(); ++rank) parts_[rank] = on_rank<float>(context, rank, args.out);
 }
 
@@ -153,7 +153,7 @@ void WideProduct::add_bias(float* sums, uint32_t num_rows, uint32_t first) const
 // The columns from `first` on of a row, as many as a panel makes.
 void WideProduct::store_row(float* sums, uint32_t row, uint32_t first, uint32_t split) const {
   const uint32_t count = std::min(panel_cols_, num_cols_ - first);
-  if (epilogue_ == WideEpilogue::PARTS) {
+  if (epilogue_ == Epilogue::PARTS) {
     float* out = parts_[row / rows_per_rank_] + uint64_t{row % rows_per_rank_} * args_.out_stride;
     memcpy(out + uint64_t{args_.slot + split} * args_.num_rows + first, sums, count * sizeof(float));
     return;
@@ -161,7 +161,7 @@ void WideProduct::store_row(float* sums, uint32_t row, uint32_t first, uint32_t 
   alignas(64) uint16_t rounded[panels::COLS];
   const wide::Vec left = wide::load(sums), right = wide::load(sums + wide::LANES);
   if (is_gated(epilogue_)) {
-    const wide::Vec z = epilogue_ == WideEpilogue::GEGLU ? gelu_exponent(left) : left;
+    const wide::Vec z = epilogue_ == Epilogue::GEGLU ? gelu_exponent(left) : left;
     wide::to_bf16(rounded, left / (wide::exp_of(wide::min_of(-z, wide::Vec{} + 88.0f)) + 1.0f) * right);
   } else {
     wide::to_bf16(rounded, left);

@@ -32,7 +32,7 @@ from distmk.backends.host.build import EMULATOR_FLAGS, build_sources
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap.single import SingleBootstrap
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.lower.plan import plan_work
 from distmk.model.config import ModelConfig
 from distmk.models import build_model
@@ -174,7 +174,7 @@ def decode(
     """(request, token) of prompts of these lengths, sorted, and the content of the Lamport vectors after the launch."""
     prompts = tuple(tuple((31 * i + 7 * k + 1) % 300 for k in range(length)) for i, length in enumerate(lengths))
     made = DecodeOptions(1, num_workers, max_model_len=64, **(backend_choices(backend) | options))
-    with Session(lower(build_model(config), made), SingleBootstrap(5.0), backend=backend) as session:
+    with Session(lower_programs(build_model(config), made)[0], SingleBootstrap(5.0), backend=backend) as session:
         fill_weights(session.program, session.backend, 0, DummyCheckpoint(config, None, 5))
         running = session.launch(LaunchSpec(prompts=prompts, max_new=max_new, ignore_eos=True))
         tokens = sorted((event.request, event.token) for events in running for event in events)
@@ -307,7 +307,9 @@ def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str, 
     source, target = (0, 1) if consumer == "iteration barrier" else (1, 0)
     sizes: Any = {"max_seqs": 4, "max_model_len": 64, "host_sizes": virtual_hosts(nodes, 2)}
     options = DecodeOptions(2, WORKERS, **sizes, **backend_choices("emulated"))
-    event, waiter = event_between(compile_graph(lower(build_model(CONFIG), options)), source, target, consumer)
+    event, waiter = event_between(
+        compile_graph(*lower_programs(build_model(CONFIG), options)), source, target, consumer
+    )
     fault = {"DISTMK_FAULT_DROP_SIGNAL": f"{source},{target},{event},4", "DISTMK_EMULATOR_SEED": SEED, **nodes}
     command = generate_arguments(tmp_path, "emulated", "--deadline", str(DEADLINE_S), "--ranks", "2")
     done = runner.distmk(*command, env=fault)
@@ -319,7 +321,7 @@ def test_ends_while_the_loader_is_throttled(runner: Runner, tmp_path: Path) -> N
     """Stages that the consumers of a batch-1 row took from the pipeline early are not released twice."""
     config = tiny_config(hidden_size=192, intermediate_size=1088, head_dim=32)
     options = DecodeOptions(1, WORKERS, max_seqs=1, max_model_len=64, **backend_choices("emulated"))
-    event, waiter = event_between(compile_graph(lower(build_model(config), options)), 0, 0, "layer0.down")
+    event, waiter = event_between(compile_graph(*lower_programs(build_model(config), options)), 0, 0, "layer0.down")
     prompts, one = (
         ("--prompt-ids", "1", "--max-new-tokens", "8"),
         ("--max-num-seqs", "1", "--deadline", str(DEADLINE_S)),

@@ -15,7 +15,7 @@ from distmk.backends.host import room
 from distmk.backends.host.backend import HostBackend
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.errors import UsageError
-from distmk.lower import DecodeOptions, lower
+from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import compile_graph
 from distmk.serving import engine
@@ -60,7 +60,7 @@ def test_all_ranks_of_a_host_count(runner: Runner) -> None:
 
 def test_a_program_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend looks at the compiled program, whoever made it."""
-    program = compile_graph(lower(build_model(tiny_config()), DecodeOptions(max_model_len=64))).ranks[0]
+    program = compile_graph(*lower_programs(build_model(tiny_config()), DecodeOptions(max_model_len=64))).ranks[0]
     needed = program.header.local_bytes + program.header.heap_bytes
     monkeypatch.setattr(HostBackend, "load_library", lambda: pytest.fail("compiled the runtime"))
     monkeypatch.setattr(room, "available_memory", lambda: needed - 1)

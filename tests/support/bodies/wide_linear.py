@@ -12,33 +12,34 @@ from support import reference
 from support.bodies.board import Board, f32, in_turn
 from support.bodies.linear import cap_error, random_softcap
 
-from distmk.abi import M_TILE, MAX_SEQUENCES, WIDE_COLS, WIDE_GATED, WIDE_ROWS, Space, WideBatch, WideEpilogue
+from distmk.abi import GATED, M_TILE, MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, Epilogue, Space, WideBatch
 from distmk.formats.tiles import pack_rows
+from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab
 from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
-from distmk.tasks.wide_linear import SlabPartition, WideLinear
+from distmk.tasks.wide_linear import WideLinear
 from distmk.testing.arrays import ROUNDING, assert_close
 from distmk.testing.memory import Memory
 
 # Slabs of 46 and 48 rows, of an odd number of M tiles, of less than one, some of which are smaller than others.
 PARTITIONS = (
-    SlabPartition(7 * 46 + 20, 7),
-    SlabPartition(5 * 30 + 2 * 48, 7, 2, 48),
-    SlabPartition(14, 3),
-    SlabPartition(61, 1),
-    SlabPartition(187 * 3 + 1, 3),
+    Partition(7 * 46 + 20, 7, 2),
+    Partition(5 * 30 + 2 * 48, 7, 2, 2, 48),
+    Partition(14, 3, 2),
+    Partition(61, 1, 2),
+    Partition(187 * 3 + 1, 3, 2),
 )
-PAIRED = (SlabPartition(187 * 3 + 1, 3), SlabPartition(4 * 46 + 24, 5, 1, 24), SlabPartition(12, 2))
+PAIRED = (Partition(187 * 3 + 1, 3, 2), Partition(4 * 46 + 24, 5, 2, 1, 24), Partition(12, 2, 2))
 # More M tiles for each of 16 workers than a job has, and a few left.
-MANY_TILES = SlabPartition(16 * 9 * M_TILE - 7, 1)
+MANY_TILES = Partition(16 * 9 * M_TILE - 7, 1, 2)
 # Enough M tiles for 16 workers to take N tiles of 256 tokens.
-WHOLE_TILES = SlabPartition(16 * 5 * M_TILE + 3, 2)
+WHOLE_TILES = Partition(16 * 5 * M_TILE + 3, 2, 2)
 
 
 class Product(NamedTuple):
     k: int
-    partition: SlabPartition
-    epilogue: WideEpilogue
+    partition: Partition
+    epilogue: Epilogue
     num_splits: int = 1
 
 
@@ -46,29 +47,29 @@ def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callab
     """Every epilogue, with numbers of rows that take one N tile of each size, and several."""
     rng = board.rng
 
-    def drawn(epilogue: WideEpilogue, num_splits: int = 1) -> Product:
-        partitions = PAIRED if epilogue in WIDE_GATED else PARTITIONS
+    def drawn(epilogue: Epilogue, num_splits: int = 1) -> Product:
+        partitions = PAIRED if epilogue in GATED else PARTITIONS
         return Product(int(rng.choice(all_k)), partitions[int(rng.integers(len(partitions)))], epilogue, num_splits)
 
     def case(rows: int, *products: Product) -> Callable[[], None]:
         return partial(_in_a_row, board, error, rows, products)
 
-    gated = in_turn(rng, WIDE_GATED)
+    gated = in_turn(rng, GATED)
     for low, high in ((1, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, WIDE_ROWS)):
-        parts = drawn(WideEpilogue.PARTS, int(rng.integers(1, 3)))
+        parts = drawn(Epilogue.PARTS, int(rng.integers(1, 3)))
         rows = int(rng.choice([high, rng.integers(low, high + 1)]))
-        yield case(rows, drawn(WideEpilogue.STORE), drawn(next(gated)), parts)
+        yield case(rows, drawn(Epilogue.STORE), drawn(next(gated)), parts)
     # Jobs whose M tiles do not divide the ring, over more K tiles than it holds, beside shorter ones.
     ks = ((64, 2), (max(all_k), 2), (min(all_k), 1), (33 * WIDE_COLS, 2))
-    parts_of_k = [Product(k, PARTITIONS[0], WideEpilogue.PARTS, num_splits) for k, num_splits in ks]
+    parts_of_k = [Product(k, PARTITIONS[0], Epilogue.PARTS, num_splits) for k, num_splits in ks]
     yield case(int(rng.integers(17, 65)), *(parts_of_k[i] for i in rng.permutation(len(ks))))
-    yield case(int(rng.integers(129, 257)), Product(320, WHOLE_TILES, WideEpilogue.STORE))
-    yield case(int(rng.integers(257, WIDE_ROWS + 1)), Product(320, WHOLE_TILES, WideEpilogue.PARTS, 2))
-    many = [Product(k, MANY_TILES, WideEpilogue.PARTS, 1 + (k > 320)) for k in (320, 448, 640)]
+    yield case(int(rng.integers(129, 257)), Product(320, WHOLE_TILES, Epilogue.STORE))
+    yield case(int(rng.integers(257, WIDE_ROWS + 1)), Product(320, WHOLE_TILES, Epilogue.PARTS, 2))
+    many = [Product(k, MANY_TILES, Epilogue.PARTS, 1 + (k > 320)) for k in (320, 448, 640)]
     yield case(int(rng.integers(17, 65)), *many)
     for rows in (1, 16, int(rng.integers(17, 65)), MAX_SEQUENCES, 0):
-        yield case(rows, drawn(WideEpilogue.LOGITS))
-    yield case(0, drawn(WideEpilogue.STORE))
+        yield case(rows, drawn(Epilogue.LOGITS))
+    yield case(0, drawn(Epilogue.STORE))
 
 
 def activations(x: torch.Tensor, tiled: bool) -> torch.Tensor:
@@ -106,23 +107,23 @@ def _batch(board: Board, rank: int, num_rows: int, sampled: bool) -> Region:
     return board.filled(rank, batch, "u8", space=Space.HEAP)
 
 
-def _matrix(board: Board, rank: int, weight: torch.Tensor, partition: SlabPartition, paired: bool) -> Slab:
+def _matrix(board: Board, rank: int, weight: torch.Tensor, partition: Partition, paired: bool) -> Slab:
     rows = weight.view(torch.int16).numpy().view(np.uint16)
-    sizes = [end - begin for begin, end in partition.ranges()]
+    sizes = [end - begin for begin, end in partition.ranges]
     packed = pack_rows(rows, sizes, paired) if board.gpu_layout else rows
     slab = board.graph.constant(board.name("w"), rank, packed)
     return slab
 
 
-def _by_slab(partition: SlabPartition, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_slab(partition: Partition, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gate and up, [rows, n / 2] each: columns [rows, n] in the order of the slabs."""
-    slabs = [values[:, begin:end].chunk(2, 1) for begin, end in partition.ranges()]
+    slabs = [values[:, begin:end].chunk(2, 1) for begin, end in partition.ranges]
     return torch.cat([gate for gate, _ in slabs], 1), torch.cat([up for _, up in slabs], 1)
 
 
 def _in_a_row(board: Board, error: float, rows: int, products: Sequence[Product]) -> None:
     """Products of the rows of one batch, one after another: the weights of each are copied before its inputs are there."""
-    sampled = products[0].epilogue is WideEpilogue.LOGITS
+    sampled = products[0].epilogue is Epilogue.LOGITS
     batches = [_batch(board, rank, rows, sampled) for rank in range(board.num_ranks)]
     for product in products:
         _on_all_ranks(board, error, rows, product, batches)
@@ -154,28 +155,28 @@ class _Product:
         self.bias = torch.randn(partition.num_rows) if board.rng.random() < 0.5 else None
         self.want = reference.linear(self.x, self.weight, self.bias)
         self.tolerance = error * reference.linear_scale(self.x, self.weight, self.bias) + 1e-6
-        if epilogue in WIDE_GATED:
+        if epilogue in GATED:
             (gate, up), (gate_error, up_error) = (_by_slab(partition, each) for each in (self.want, self.tolerance))
-            activate = reference.swiglu if epilogue is WideEpilogue.SWIGLU else reference.geglu
+            activate = reference.swiglu if epilogue is Epilogue.SWIGLU else reference.geglu
             self.want = activate(torch.cat([gate, up], 1))
             self.tolerance = 1.13 * gate_error * up.abs() + gate.abs() * up_error + error * (gate * up).abs() + 1e-6
-        self.softcap = random_softcap(board, self.want) if epilogue is WideEpilogue.LOGITS else None
+        self.softcap = random_softcap(board, self.want) if epilogue is Epilogue.LOGITS else None
         self.want, self.tolerance = reference.softcap(self.want, self.softcap), self.tolerance + cap_error(self.softcap)
-        if epilogue in (*WIDE_GATED, WideEpilogue.STORE):
+        if epilogue in (*GATED, Epilogue.STORE):
             self.tolerance = self.tolerance + ROUNDING["bf16"] * (self.want.abs() + self.tolerance)
 
     def add(self, parts: Any, num_splits: int, slot: int) -> None:
         board, rank, epilogue = self.board, self.rank, self.epilogue
-        sampled = epilogue is WideEpilogue.LOGITS
+        sampled = epilogue is Epilogue.LOGITS
         blocks = padded_cols(self.k) // WIDE_COLS if board.gpu_layout else 1  # a row of the buffer each, for `check`
         x = board.filled(rank, activations(self.x, board.gpu_layout), "bf16", blocks if sampled else 1)
         n = self.partition.num_rows
         what = f"wide_linear {epilogue.name} k={self.k} rows={self.rows} {tuple(self.partition)}"
         what += f" splits={num_splits}{' bias' if self.bias is not None else ''}"
         out = parts.at(rank, slot * n, (slot + num_splits) * n)
-        if epilogue in WIDE_GATED:
+        if epilogue in GATED:
             out = board.buffer(activation_cols(n // 2, board.gpu_layout), dtype="bf16").at(rank)
-        elif epilogue is not WideEpilogue.PARTS:
+        elif epilogue is not Epilogue.PARTS:
             dtype, room = ("f32", MAX_SEQUENCES) if sampled else ("bf16", WIDE_ROWS)
             out = board.padded(rank, n, room, dtype=dtype)
         self._expect(what, out, num_splits)
@@ -184,14 +185,14 @@ class _Product:
                 rank,
                 what,
                 x=x,
-                slab=_matrix(board, rank, self.weight, self.partition, epilogue in WIDE_GATED),
+                slab=_matrix(board, rank, self.weight, self.partition, epilogue in GATED),
                 out=out,
                 batch=self.batch,
                 partition=self.partition,
                 bias=board.vector(rank, self.bias),
                 epilogue=epilogue,
                 num_splits=num_splits,
-                slot=slot if epilogue is WideEpilogue.PARTS else 0,
+                slot=slot if epilogue is Epilogue.PARTS else 0,
                 num_ranks=board.num_ranks,
                 tiled=board.gpu_layout,
                 sampled=sampled,
@@ -201,14 +202,14 @@ class _Product:
 
     def _expect(self, what: str, out: Region, num_splits: int) -> None:
         board, kind = self.board, f"wide_linear {self.epilogue.name}"
-        if self.epilogue is WideEpilogue.PARTS:
+        if self.epilogue is Epilogue.PARTS:
             for owner in range(board.num_ranks):
                 share = -(-self.rows // board.num_ranks)
                 owned = slice(min(owner * share, self.rows), min((owner + 1) * share, self.rows))
                 board.writable(out.on(owner), owned.stop - owned.start)
                 check = partial(self._check_parts, out=out.on(owner), owned=owned, num_splits=num_splits)
                 board.expect(owner, kind, what, check, of=self.rank)
-        elif self.epilogue in WIDE_GATED:
+        elif self.epilogue in GATED:
             board.writable(out)
             board.expect(self.rank, kind, what, partial(self._check_activations, out=out))
         else:

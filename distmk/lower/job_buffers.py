@@ -1,0 +1,98 @@
+"""The buffers of a program whose tasks are jobs: activations of up to WIDE_ROWS rows, and parts of sums by the owner of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmk.abi import MAX_WIDE_SPLITS, WIDE_COLS, WIDE_ROWS, Space
+from distmk.graph.graph import Graph
+from distmk.graph.regions import Buffer, Region
+from distmk.lower.buffers import ProgramBuffers, declare_buffers
+from distmk.lower.options import Bucket
+from distmk.lower.plan import WorkPlan
+from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
+
+
+@dataclass(frozen=True)
+class JobBuffers(ProgramBuffers):
+    """The buffers of a program whose tasks are jobs, of the size that the rank with the largest shard needs.
+
+    Each has a single writer and is read before it is written again, so none rotates. Activations: `distmk.tasks.wide`. Of the
+    residual stream and of the parts a rank has the rows that it owns.
+
+    x: f32 [owned rows, hidden_size], the residual stream.
+    normalized: activations of hidden_size columns, x / rms(x) of all rows.
+    parts: f32 [owned rows, ranks * slots_per_rank * hidden_size], the terms of a sum into the residual stream.
+    qkv: bf16 [WIDE_ROWS, q, k and v columns of a rank]. q: bf16 [WIDE_ROWS, query columns of a rank].
+    attention_out, mlp_hidden: activations of the query and MLP columns of a rank.
+    sampled_x: activations of hidden_size columns, of which as many rows are in use as are sampled.
+    o_splits, down_splits: parts of the columns of a rank's o and down projections, which different instances multiply, each with
+        a slot of its own.
+    """
+
+    x: Buffer
+    normalized: Buffer
+    parts: Buffer
+    qkv: Buffer
+    q: Buffer
+    attention_out: Buffer
+    mlp_hidden: Buffer
+    sampled_x: Buffer
+    o_splits: int
+    down_splits: int
+
+    @property
+    def slots_per_rank(self) -> int:
+        return max(self.o_splits, self.down_splits)
+
+    def slot_of(self, rank: int) -> int:
+        """A rank's first slot in the parts of all ranks."""
+        return rank * self.slots_per_rank
+
+    def slots_at(self, rank: int, hidden_size: int, num_splits: int) -> Region:
+        """The first `num_splits` slots of a rank, in its own memory; its peers have them at the same place."""
+        first = self.slot_of(rank)
+        return self.parts.at(rank, first * hidden_size, (first + num_splits) * hidden_size)
+
+
+def declare_job_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> JobBuffers:
+    """Add the buffers of a program whose tasks are jobs to `graph`, and set its batch."""
+    hidden, tiled = plan.config.hidden_size, plan.options.tiled
+    q_cols = [shape.num_q * shape.head_dim for shape in plan.shapes]
+    mlp_cols = [end - begin for begin, end in (shard.mlp for shard in plan.shards)]
+    o_splits, down_splits = (splits_of(min(cols), tiled) for cols in (q_cols, mlp_cols))
+    slots = graph.num_ranks * max(o_splits, down_splits)
+    # Peers write the rows that they own, and terms of sums.
+    from_peers = Space.HEAP if graph.num_ranks > 1 else Space.LOCAL
+
+    def activations(name: str, num_cols: int, space: Space = Space.LOCAL) -> Buffer:
+        return graph.buffer(name, activation_cols(num_cols, tiled), dtype="bf16", space=space)
+
+    def rows(name: str, num_cols: int) -> Buffer:
+        return graph.buffer(name, num_cols, rows=WIDE_ROWS, dtype="bf16", space=Space.LOCAL)
+
+    owned = owned_rows(graph.num_ranks)
+    return JobBuffers(
+        **vars(declare_buffers(graph, plan, bucket)),
+        x=graph.buffer("job_x", hidden, rows=owned, space=Space.LOCAL),
+        normalized=activations("job_normalized", hidden, from_peers),
+        parts=graph.buffer("job_parts", slots * hidden, rows=owned, space=from_peers),
+        qkv=rows("job_qkv", max(shape.qkv_cols for shape in plan.shapes)),
+        q=rows("job_q", max(q_cols)),
+        attention_out=activations("job_attention_out", max(q_cols)),
+        mlp_hidden=activations("job_mlp_hidden", max(mlp_cols)),
+        sampled_x=_sampled_x(graph, hidden, tiled),
+        o_splits=o_splits,
+        down_splits=down_splits,
+    )
+
+
+def splits_of(num_cols: int, tiled: bool) -> int:
+    """Splits of a product over `num_cols` columns: on GPUs, where its rows alone are too few tiles for all SMs."""
+    return min(MAX_WIDE_SPLITS, padded_cols(num_cols) // WIDE_COLS) if tiled else 1
+
+
+def _sampled_x(graph: Graph, num_cols: int, tiled: bool) -> Buffer:
+    """Tiled, the rows in use are the first of every block, which is a row of the buffer."""
+    size, num_blocks = activation_cols(num_cols, tiled), padded_cols(num_cols) // WIDE_COLS if tiled else 1
+    return graph.buffer("job_sampled_x", size // num_blocks, rows=num_blocks, dtype="bf16", space=Space.LOCAL)

@@ -1,0 +1,244 @@
+"""Lowering of buckets of many rows: every operator is cut into jobs, which all workers share.
+
+Every task but those behind the head is in the list of every worker and computes a whole matrix of its rank. A rank owns a share
+of the rows of the residual stream. Row-parallel products go to the owners of the rows, in parts, one slot for each term; the
+owner adds them up and writes the normalized rows to every rank. So there is a reduce-scatter and an all-gather in place of an
+all-reduce (Rajbhandari et al., "ZeRO", arXiv:1910.02054), and no rank normalizes rows that another one does.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from distmk.abi import Epilogue
+from distmk.errors import UsageError
+from distmk.graph.graph import Graph
+from distmk.graph.regions import Buffer
+from distmk.lower.head import emit_sampled
+from distmk.lower.job_buffers import JobBuffers, declare_job_buffers
+from distmk.lower.options import Bucket
+from distmk.lower.plan import WorkPlan
+from distmk.lower.products import (
+    Product,
+    down_product,
+    embedding_tables,
+    gate_up_product,
+    head_norm,
+    head_product,
+    o_product,
+    post_norms,
+    qkv_product,
+)
+from distmk.lower.scheduler import emit_scheduler_step
+from distmk.model.operators import Embedding, Head, Mlp, Model, Operator, SelfAttention
+from distmk.tasks import ArgmaxRows, SelectRows, WideAppend, WideAttention, WideEmbed, WideLinear, WideSum
+
+
+def emit_jobs(graph: Graph, model: Model, plan: WorkPlan, bucket: Bucket) -> None:
+    """Add the tasks of an iteration of `bucket` on all ranks to `graph`.
+
+    Raises UsageError if ranks do not share memory, as these tasks write that of peers.
+    """
+    if plan.options.crosses_hosts:
+        raise UsageError(
+            f"{len(plan.options.hosts)} hosts cannot run iterations of {bucket.max_rows} rows; they need ranks that share memory"
+        )
+    emitter = _Emitter(graph, plan, declare_job_buffers(graph, plan, bucket))
+    emit_scheduler_step(graph, plan, emitter.buffers)
+    for op, following in itertools.zip_longest(model.operators, model.operators[1:]):
+        emitter.emit(op, normalized=_has_norm(following))
+
+
+def _has_norm(op: Operator | None) -> bool:
+    return op is not None and not isinstance(op, Embedding) and op.norm is not None
+
+
+class _Emitter:
+    """Adds the tasks of operators on all ranks to a graph."""
+
+    def __init__(self, graph: Graph, plan: WorkPlan, buffers: JobBuffers) -> None:
+        self.graph, self.plan, self.buffers = graph, plan, buffers
+        self.hidden, self.tiled, self.eps = plan.config.hidden_size, plan.options.tiled, plan.config.rms_norm_eps
+
+    def emit(self, op: Operator, *, normalized: bool) -> None:
+        """normalized: whether the operator behind it has a norm in front."""
+        buffers = self.buffers
+        if isinstance(op, Embedding):
+            self._embed(op)
+            self._sum("embed", 1, None, normalized=normalized, add=False)
+        elif isinstance(op, SelfAttention):
+            self._product(qkv_product(self.graph, self.plan, op), buffers.normalized, buffers.qkv)
+            self._attention(op)
+            self._projection(o_product(self.graph, self.plan, op), buffers.attention_out, buffers.o_splits)
+            self._sum(f"{op.name}.o", buffers.o_splits, op, normalized=normalized)
+        elif isinstance(op, Mlp):
+            self._product(gate_up_product(self.graph, self.plan, op), buffers.normalized, buffers.mlp_hidden)
+            self._projection(down_product(self.graph, self.plan, op), buffers.mlp_hidden, buffers.down_splits)
+            self._sum(f"{op.name}.down", buffers.down_splits, op, normalized=normalized)
+        else:
+            self._head(op)
+
+    def _embed(self, op: Embedding) -> None:
+        """scale * table[token]: a rank that does not have the token adds zeros."""
+        for rank, table in enumerate(embedding_tables(self.graph, self.plan, op)):
+            self.graph.add(
+                WideEmbed(
+                    rank=rank,
+                    op="embed",
+                    table=table,
+                    out=self.buffers.slots_at(rank, self.hidden, 1),
+                    batch=self.buffers.batch.at(rank),
+                    first_token=self.plan.shards[rank].vocab[0],
+                    num_ranks=self.graph.num_ranks,
+                )
+            )
+
+    def _product(self, product: Product, x: Buffer, out: Buffer) -> None:
+        """A column-parallel product on all ranks."""
+        for rank, shape in enumerate(self.plan.shapes):
+            self.graph.add(
+                WideLinear(
+                    rank=rank,
+                    op=product.name,
+                    x=x.at(rank),
+                    slab=product.whole(rank),
+                    out=out.at(rank) if product.epilogue is not Epilogue.STORE else out.at(rank, 0, shape.qkv_cols),
+                    batch=self.buffers.batch.at(rank),
+                    partition=product.partitions[rank],
+                    bias=product.biases[rank],
+                    epilogue=product.epilogue,
+                    tiled=self.tiled,
+                )
+            )
+
+    def _projection(self, product: Product, x: Buffer, num_splits: int) -> None:
+        """The terms of a row-parallel product, in the slots of the ranks."""
+        for rank in self.plan.ranks:
+            self.graph.add(
+                WideLinear(
+                    rank=rank,
+                    op=product.name,
+                    x=x.at(rank),
+                    slab=product.whole(rank),
+                    out=self.buffers.slots_at(rank, self.hidden, num_splits),
+                    batch=self.buffers.batch.at(rank),
+                    partition=product.partitions[rank],
+                    bias=product.biases[rank],
+                    epilogue=Epilogue.PARTS,
+                    num_splits=num_splits,
+                    slot=self.buffers.slot_of(rank),
+                    num_ranks=self.graph.num_ranks,
+                    tiled=self.tiled,
+                )
+            )
+
+    def _attention(self, op: SelfAttention) -> None:
+        for rank in self.plan.ranks:
+            self._append(op, rank)
+        for rank in self.plan.ranks:
+            self._attend(op, rank)
+
+    def _append(self, op: SelfAttention, rank: int) -> None:
+        shape, buffers = self.plan.shapes[rank], self.buffers
+        k_cache, v_cache = buffers.caches[op.layer]
+        self.graph.add(
+            WideAppend(
+                rank=rank,
+                op=f"{op.name}.append",
+                shape=shape,
+                qkv=buffers.qkv.at(rank, 0, shape.qkv_cols),
+                q=buffers.q.at(rank, 0, shape.num_q * shape.head_dim),
+                k_cache=k_cache.at(rank, 0, shape.cache_cols),
+                v_cache=v_cache.at(rank, 0, shape.cache_cols),
+                page_table=buffers.page_table.at(rank),
+                batch=buffers.batch.at(rank),
+                rope=buffers.ropes[op.rope][rank],
+                q_norm=head_norm(self.graph, self.plan, rank, op.q_norm, op.norm_offset),
+                k_norm=head_norm(self.graph, self.plan, rank, op.k_norm, op.norm_offset),
+                eps=self.eps,
+            )
+        )
+
+    def _attend(self, op: SelfAttention, rank: int) -> None:
+        shape, buffers = self.plan.shape_of(op, rank), self.buffers
+        k_cache, v_cache = buffers.caches[op.layer]
+        self.graph.add(
+            WideAttention(
+                rank=rank,
+                op=f"{op.name}.attention",
+                shape=shape,
+                q=buffers.q.at(rank, 0, shape.num_q * shape.head_dim),
+                k_cache=k_cache.at(rank, 0, shape.cache_cols),
+                v_cache=v_cache.at(rank, 0, shape.cache_cols),
+                page_table=buffers.page_table.at(rank),
+                out=buffers.attention_out.at(rank),
+                batch=buffers.batch.at(rank),
+                tiled=self.tiled,
+            )
+        )
+
+    def _sum(
+        self, name: str, num_splits: int, op: SelfAttention | Mlp | None, *, normalized: bool, add: bool = True
+    ) -> None:
+        """The parts of the rows that each rank owns into the residual stream, and these rows, normalized or not, to all ranks."""
+        norms = post_norms(self.graph, self.plan, op) if op else (None,) * self.graph.num_ranks
+        for rank, post_norm in enumerate(norms):
+            self.graph.add(
+                WideSum(
+                    rank=rank,
+                    op=f"{name}.reduce",
+                    parts=self.buffers.parts.at(rank),
+                    x=self.buffers.x.at(rank),
+                    out=self.buffers.normalized.at(rank),
+                    batch=self.buffers.batch.at(rank),
+                    num_ranks=self.graph.num_ranks,
+                    num_splits=num_splits,
+                    add=add,
+                    tiled=self.tiled,
+                    eps=self.eps,
+                    post_norm=post_norm,
+                    normalized=normalized,
+                )
+            )
+
+    def _head(self, op: Head) -> None:
+        """The logits of the sampled rows, the best candidates of every rank, and the tokens."""
+        product = head_product(self.graph, self.plan, op)
+        for rank in self.plan.ranks:
+            self._rank_head(op, product, rank)
+        emit_sampled(self.graph, self.plan, self.buffers, [self.graph.num_workers] * self.graph.num_ranks)
+
+    def _rank_head(self, op: Head, product: Product, rank: int) -> None:
+        buffers, batch = self.buffers, self.buffers.batch.at(rank)
+        x, sampled_x = buffers.normalized.at(rank), buffers.sampled_x.at(rank)
+        first, last = self.plan.shards[rank].vocab
+        logits = buffers.sampling.logits_of(rank, self.graph.num_ranks, 0, last - first)
+        self.graph.add(
+            SelectRows(
+                rank=rank,
+                op="select_rows",
+                x=x,
+                out=sampled_x,
+                batch=batch,
+                k=self.hidden,
+                num_rows=buffers.bucket.num_sampled,
+                tiled=self.tiled,
+            )
+        )
+        self.graph.add(
+            WideLinear(
+                rank=rank,
+                op="head",
+                x=sampled_x,
+                slab=product.whole(rank),
+                out=logits,
+                batch=batch,
+                partition=product.partitions[rank],
+                epilogue=Epilogue.LOGITS,
+                tiled=self.tiled,
+                sampled=True,
+                softcap=op.softcap or 0.0,
+            )
+        )
+        out = buffers.candidates.at(rank)
+        self.graph.add(ArgmaxRows(rank, "argmax_rows", logits=logits, out=out, batch=batch, first_token=first))

@@ -1,0 +1,213 @@
+"""The matrix products of a model: which checkpoint rows make the matrix of each rank, and how these are dealt to tasks.
+
+Programs of all buckets multiply the same matrices, in the packing of the tasks of a slab each (`Weight.tiling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distmk.abi import Epilogue
+from distmk.graph.graph import Graph
+from distmk.graph.partition import Partition
+from distmk.graph.regions import Segment, Slab, Tiling, Weight, WeightKind
+from distmk.lower.plan import WorkPlan
+from distmk.model.nodes import ActivationKind, Matrix
+from distmk.model.operators import Embedding, Head, Mlp, SelfAttention
+from distmk.model.rope import rotation_order
+from distmk.model.shards import Range
+
+EPILOGUES: dict[ActivationKind, Epilogue] = {"silu": Epilogue.SWIGLU, "gelu_tanh": Epilogue.GEGLU}
+
+Rows = list[tuple[Matrix, Range]]
+
+
+@dataclass(frozen=True)
+class Product:
+    """epilogue(x @ weight.T + bias), or that of x / rms(x) where `normalized`, on each rank with a matrix of its own.
+
+    Tuples are by rank. biases: f32, None without one. partitions: rows of the matrix, by slab.
+    """
+
+    name: str
+    weights: tuple[Weight, ...]
+    biases: tuple[Slab | None, ...]
+    partitions: tuple[Partition, ...]
+    epilogue: Epilogue = Epilogue.STORE
+    normalized: bool = False
+
+    def bias_rows(self, rank: int, begin: int, end: int) -> Slab | None:
+        """The biases of rows [begin, end) of a rank's matrix; None without any."""
+        bias = self.biases[rank]
+        return bias and Slab(bias.weight, begin, end)
+
+    def whole(self, rank: int) -> Slab:
+        """All rows of a rank's matrix."""
+        return Slab(self.weights[rank], 0, self.weights[rank].rows)
+
+
+def embedding_tables(graph: Graph, plan: WorkPlan, op: Embedding) -> tuple[Slab, ...]:
+    """Each rank's rows of the embedding, times its scale."""
+    hidden = plan.config.hidden_size
+    return tuple(
+        Slab(
+            graph.weight(
+                op.table, rank, hidden, [Segment(f"{op.table}.weight", *vocab)], WeightKind.MATRIX, scale=op.scale
+            ),
+            0,
+            vocab[1] - vocab[0],
+        )
+        for rank, vocab in enumerate(shard.vocab for shard in plan.shards)
+    )
+
+
+def qkv_product(graph: Graph, plan: WorkPlan, op: SelfAttention) -> Product:
+    """Queries, keys and values of norm(x), column-parallel."""
+    rows = [_qkv_rows(plan, op, rank) for rank in plan.ranks]
+    return _column_parallel(graph, plan, f"{op.name}.qkv", rows, plan.qkv, op, bias=op.q.bias)
+
+
+def gate_up_product(graph: Graph, plan: WorkPlan, op: Mlp) -> Product:
+    """activation(gate(norm(x))) * up(norm(x)), column-parallel. A slab has its gate rows, then as many up rows."""
+    rows = [_gate_up_rows(plan, op, rank) for rank in plan.ranks]
+    partitions = tuple(partition.paired for partition in plan.mlp)
+    epilogue = EPILOGUES[op.activation]
+    return _column_parallel(graph, plan, f"{op.name}.gate_up", rows, partitions, op, epilogue, bias=op.gate.bias)
+
+
+def o_product(graph: Graph, plan: WorkPlan, op: SelfAttention) -> Product:
+    """A rank's terms of attention's projection, row-parallel."""
+    d = plan.config.head_dim
+    cols = [(shard.heads[0] * d, shard.heads[1] * d) for shard in plan.shards]
+    return _row_parallel(graph, plan, f"{op.name}.o", op.o, cols, plan.o)
+
+
+def down_product(graph: Graph, plan: WorkPlan, op: Mlp) -> Product:
+    """A rank's terms of the MLP's projection, row-parallel."""
+    return _row_parallel(graph, plan, f"{op.name}.down", op.down, [shard.mlp for shard in plan.shards], plan.down)
+
+
+def head_product(graph: Graph, plan: WorkPlan, op: Head) -> Product:
+    """The logits of norm(x), vocabulary-parallel."""
+    rows = [[Segment(f"{op.table}.weight", *shard.vocab)] for shard in plan.shards]
+    weights = tuple(
+        _matrix(graph, plan, "head", rank, rows[rank], plan.head[rank], op, scale=op.scale) for rank in plan.ranks
+    )
+    return Product("head", weights, (None,) * len(weights), plan.head, normalized=True)
+
+
+def post_norms(graph: Graph, plan: WorkPlan, op: SelfAttention | Mlp) -> tuple[Slab | None, ...]:
+    """The weight of the norm behind an operator's projection, on each rank; None without one."""
+    segment = Segment(f"{op.post_norm}.weight", 0, plan.config.hidden_size)
+    return tuple(
+        _vector(graph, rank, [segment], offset=op.norm_offset) if op.post_norm else None for rank in plan.ranks
+    )
+
+
+def head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None, offset: float) -> Slab | None:
+    """The weight of the norm of a query or key head, its elements in the order of the head's rows; None without one."""
+    segments = [Segment(f"{tensor}.weight", begin, end) for begin, end in _rotated_rows(plan, (0, 1))]
+    return _vector(graph, rank, segments, offset=offset) if tensor else None
+
+
+def _column_parallel(
+    graph: Graph,
+    plan: WorkPlan,
+    name: str,
+    rows: list[Rows],
+    partitions: tuple[Partition, ...],
+    op: SelfAttention | Mlp,
+    epilogue: Epilogue = Epilogue.STORE,
+    *,
+    bias: bool,
+) -> Product:
+    """rows: of the matrices of each rank, one after another."""
+    weights, biases = [], []
+    for rank in plan.ranks:
+        segments = [_segment(matrix, "weight", part) for matrix, part in rows[rank]]
+        paired = epilogue is not Epilogue.STORE
+        weights.append(_matrix(graph, plan, name, rank, segments, partitions[rank], op, paired=paired))
+        of_rows = [_segment(matrix, "bias", part) for matrix, part in rows[rank]]
+        biases.append(_vector(graph, rank, of_rows) if bias else None)
+    return Product(name, tuple(weights), tuple(biases), partitions, epilogue, op.norm is not None)
+
+
+def _row_parallel(
+    graph: Graph, plan: WorkPlan, name: str, matrix: Matrix, cols: list[Range], partition: Partition
+) -> Product:
+    """cols: of the matrix, by rank. Rank 0 adds the bias."""
+    hidden = (0, plan.config.hidden_size)
+    weights, biases = [], []
+    for rank in plan.ranks:
+        segments = [_segment(matrix, "weight", hidden)]
+        weights.append(_matrix(graph, plan, name, rank, segments, partition, cols=cols[rank], scale=matrix.scale))
+        of_rows = [_segment(matrix, "bias", hidden)]
+        has_bias = matrix.bias and rank == 0
+        biases.append(_vector(graph, rank, of_rows, scale=matrix.scale) if has_bias else None)
+    return Product(name, tuple(weights), tuple(biases), (partition,) * len(weights))
+
+
+def _matrix(
+    graph: Graph,
+    plan: WorkPlan,
+    name: str,
+    rank: int,
+    segments: list[Segment],
+    partition: Partition,
+    op: SelfAttention | Mlp | Head | None = None,
+    *,
+    cols: Range | None = None,
+    paired: bool = False,
+    scale: float = 1.0,
+) -> Weight:
+    """A matrix of one rank, times `scale`. op: its norm's weight scales the columns. cols: of the checkpoint's; None: all."""
+    begin, end = cols or (0, plan.config.hidden_size)
+    return graph.weight(
+        name,
+        rank,
+        end - begin,
+        segments,
+        WeightKind.MATRIX,
+        begin,
+        tiling=Tiling(partition.ranges, paired) if plan.options.tiled else None,
+        col_scale=f"{op.norm}.weight" if op and op.norm else None,
+        offset=op.norm_offset if op else 0.0,
+        scale=scale,
+    )
+
+
+def _vector(graph: Graph, rank: int, segments: Sequence[Segment], *, offset: float = 0.0, scale: float = 1.0) -> Slab:
+    """An f32 vector of the elements `segments` of checkpoint vectors, one after another: (element + offset) * scale."""
+    name = segments[0].tensor
+    weight = graph.weight(name, rank, 1, list(segments), WeightKind.VECTOR, offset=offset, scale=scale)
+    return Slab(weight, 0, weight.rows)
+
+
+def _segment(matrix: Matrix, kind: str, rows: Range) -> Segment:
+    """Rows of a matrix (`kind` is "weight"), or their biases."""
+    return Segment(f"{matrix.tensor}.{kind}", matrix.first_row + rows[0], matrix.first_row + rows[1])
+
+
+def _qkv_rows(plan: WorkPlan, op: SelfAttention, rank: int) -> Rows:
+    d, shard = plan.config.head_dim, plan.shards[rank]
+    v_rows = (shard.kv_heads[0] * d, shard.kv_heads[1] * d)
+    return [
+        *((op.q, rows) for rows in _rotated_rows(plan, shard.heads)),
+        *((op.k, rows) for rows in _rotated_rows(plan, shard.kv_heads)),
+        (op.v, v_rows),
+    ]
+
+
+def _rotated_rows(plan: WorkPlan, heads: Range) -> list[Range]:
+    """The rows of query or key heads, each head in the order in which tasks rotate its elements."""
+    d, order = plan.config.head_dim, rotation_order(plan.config)
+    if len(order) == 1:
+        return [(heads[0] * d, heads[1] * d)]
+    return [(head * d + begin, head * d + end) for head in range(*heads) for begin, end in order]
+
+
+def _gate_up_rows(plan: WorkPlan, op: Mlp, rank: int) -> Rows:
+    first = plan.shards[rank].mlp[0]
+    slabs = [(first + begin, first + end) for begin, end in plan.mlp[rank].ranges]
+    return [(matrix, rows) for rows in slabs for matrix in (op.gate, op.up)]
