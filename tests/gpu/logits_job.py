@@ -46,7 +46,7 @@ class Job:
 
     def logits(self, chosen: list[list[int]], max_new: list[int]) -> npt.NDArray[np.float32]:
         """[prompts, vocabulary] of the last iteration, in which every prompt had one row, in order."""
-        rows = Batch.from_buffer_copy(self.engine.session.view("batch").tobytes()).rows
+        rows = Batch.from_buffer_copy(self.engine.session.view("batch16").tobytes()).rows
         for index, (prompt, count) in enumerate(zip(chosen, max_new, strict=True)):
             found = (rows[index].slot, rows[index].position, rows[index].sample)
             assert found == (index, len(prompt) + count - 2, 1), f"row {index} of the last iteration is {found}"
