@@ -11,6 +11,7 @@ namespace distmk {
 #if DISTMK_TILES
 
 using namespace tiles;
+using simd::Words, simd::transpose;
 
 namespace {
 
@@ -135,12 +136,11 @@ void split(float (&left)[COLS], uint32_t num_parts, uint16_t* out) {
 
 }  // namespace
 
-void TiledRows::set(uint32_t row, const float* x, float scale) const {
+void TiledRows::set(uint32_t row, const float* x) const {
   uint16_t* out = group(row / ROWS) + row % ROWS * COLS;
   for (uint32_t i = 0; i < k; i += COLS, out += num_parts * ELEMENTS) {
     float values[COLS] = {};
     memcpy(values, x + i, std::min(COLS, k - i) * sizeof(float));
-    for (float& value : values) value *= scale;
     split(values, num_parts, out);
   }
 }
@@ -175,7 +175,7 @@ void tiled_matmul(const uint16_t* w, uint32_t n, const TiledRows& x, float* cons
 
 #else
 
-void TiledRows::set(uint32_t, const float*, float) const { abort(); }
+void TiledRows::set(uint32_t, const float*) const { abort(); }
 void TiledRows::finish() const { abort(); }
 void tiled_matmul(const uint16_t*, uint32_t, const TiledRows&, float* const*, uint32_t) { abort(); }
 

@@ -1,0 +1,99 @@
+// The product of linear layers on the host, of 1 to 512 rows: value[row][column] = sum over k of x[row] .
+// weight[column], bf16 in, float32 sums, in an order that depends on k alone. Few rows read the weights once, as they
+// lie in memory (matmul.h); many rows pay for packing them (panels.h). What becomes of the sums is the caller's: a sink
+// takes them.
+#pragma once
+#include "host/bodies/matmul.h"
+#include "host/bodies/panels.h"
+#include "host/bodies/shares.h"
+
+namespace distmk {
+
+enum class Gate { NONE, SILU, GELU };
+
+// The weights of a task: bf16 [num_rows, k], whose columns of the output are one row each or, gated, two (slabs.h).
+struct Weights {
+  const uint16_t* data;
+  const float* bias;  // null: none
+  uint32_t k, num_rows, num_slabs, num_reduced, reduced_rows;
+  Gate gate;
+
+  Weights(const Context& context, const LinearArgs& args);
+  Weights(const Context& context, const WideLinearArgs& args);
+  uint32_t num_cols() const { return gate == Gate::NONE ? num_rows : num_rows / 2; }
+};
+
+// Sums of one row: `count` columns from `first` on; of gated columns, those of gate and those of up. Memory of a row
+// goes on to a multiple of simd::LANES.
+struct Sums {
+  uint32_t row, first, count;
+  float *values, *ups;
+
+  // values = sums * scale + bias; of gated columns, activation(gate) * up.
+  void finish(const Weights& weights, float scale, bool has_bias) const;
+};
+
+// Few rows: calls sink(sums) for each.
+template <class Sink>
+void multiply_few(const Weights& weights, Range columns, const PackedRows& x, const Sink& sink) {
+  struct ProductTag;
+  const uint32_t count = columns.end - columns.begin, width = weights.gate == Gate::NONE ? count : 2 * count;
+  if (!x.num_rows() || !count) return;
+  float* y[MAX_SEQUENCES];
+  const uint64_t stride = width + simd::LANES;
+  float* product = simd::scratch<ProductTag>(x.num_rows() * stride + simd::LANES);
+  for (uint32_t row = 0; row < x.num_rows(); ++row) y[row] = product + row * stride;
+  matmul(weights.data + uint64_t{columns.begin} * weights.k, width, x, y, 0);
+  for (uint32_t row = 0; row < x.num_rows(); ++row)
+    sink(Sums{row, columns.begin, count, y[row], y[row] + width - count});
+}
+
+// Many rows: x is bf16 [num_rows, k]. Workers share panels of columns and groups of rows.
+class ManyRows {
+ public:
+  ManyRows(const Weights& weights, const uint16_t* x, uint32_t num_rows)
+      : weights_(weights),
+        x_(x),
+        num_rows_(num_rows),
+        panel_cols_(weights.gate == Gate::NONE ? panels::COLS : panels::COLS / 2) {}
+  uint32_t num_panels() const { return ceil_div(weights_.num_cols(), panel_cols_); }
+  uint32_t num_groups() const { return ceil_div(num_rows_, panels::TILE_ROWS); }
+  // The sums over columns `k` of x of a range of panels and one of groups: calls sink(sums) for each panel and row.
+  template <class Sink>
+  void multiply(Range panels, Range groups, Range k, const Sink& sink) const {
+    const uint64_t num_words = std::max(panels::num_words(k.end - k.begin), uint64_t{1});
+    const auto room = static_cast<uint32_t>(std::max(MAX_BLOCK_WORDS / num_words, uint64_t{1}));
+    const uint32_t block = std::min(room, panels.end - panels.begin);
+    uint32_t* words = packed_memory(block * num_words);
+    for (uint32_t first = panels.begin; first < panels.end; first += block) {
+      const uint32_t last = std::min(first + block, panels.end);
+      for (uint32_t panel = first; panel < last; ++panel) pack(words + (panel - first) * num_words, panel, k);
+      for (uint32_t group = groups.begin; group < groups.end; ++group)
+        for (uint32_t panel = first; panel < last; ++panel)
+          multiply_group(words + (panel - first) * num_words, panel, share(num_rows_, group, num_groups()), k, sink);
+    }
+  }
+
+ private:
+  // Of the packed weights, so that they stay in the L2 cache while the rows pass.
+  static constexpr uint64_t MAX_BLOCK_WORDS = 384 * 1024 / sizeof(uint32_t);
+  const Weights& weights_;
+  const uint16_t* x_;
+  const uint32_t num_rows_, panel_cols_;  // columns of the output that a panel makes
+
+  static uint32_t* packed_memory(uint64_t num_words);
+  void pack(uint32_t* words, uint32_t panel, Range k) const;
+  template <class Sink>
+  void multiply_group(const uint32_t* words, uint32_t panel, Range rows, Range k, const Sink& sink) const {
+    const uint32_t first = panel * panel_cols_, count = std::min(panel_cols_, weights_.num_cols() - first);
+    alignas(64) float sums[panels::TILE_ROWS * panels::COLS];
+    panels::multiply(words, k.end - k.begin, x_ + uint64_t{rows.begin} * weights_.k + k.begin, weights_.k,
+                     rows.end - rows.begin, sums, panels::COLS);
+    for (uint32_t i = 0; i < rows.end - rows.begin; ++i) {
+      float* values = sums + i * panels::COLS;
+      sink(Sums{rows.begin + i, first, count, values, values + panels::COLS / 2});
+    }
+  }
+};
+
+}  // namespace distmk
