@@ -1,6 +1,7 @@
 // SIMD for the host's task bodies: compiler vector types, one source for AVX-512, AVX2, NEON and plain SSE; conversions
 // between bf16 and float32; scratch memory.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -76,12 +77,17 @@ DISTMK_INLINE void split_block(Vec a, Vec b, Vec* even, Vec* odd, std::index_seq
   *even = __builtin_shufflevector(a, b, (2 * I)...);
   *odd = __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
-// BLOCK floats, even elements first.
+// BLOCK floats, even elements first; join_block() is the inverse.
 DISTMK_INLINE void split_block(float* out, Vec a, Vec b) {
   Vec even, odd;
   split_block(a, b, &even, &odd, std::make_index_sequence<LANES>{});
   store(out, even);
   store(out + LANES, odd);
+}
+inline void join_block(float* block) {
+  float joined[BLOCK];
+  for (uint32_t i = 0; i < BLOCK; ++i) joined[i] = block[i % 2 * LANES + i / 2];
+  memcpy(block, joined, sizeof joined);
 }
 
 DISTMK_INLINE Vec max_of(Vec a, Vec b) { return a > b ? a : b; }
@@ -164,12 +170,7 @@ inline uint16_t to_bf16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
-// LANES elements to and from bf16, rounded in the same way.
-DISTMK_INLINE Vec from_bf16(const uint16_t* p) {
-  Halves halves;
-  memcpy(&halves, p, sizeof halves);
-  return reinterpret_cast<Vec>(__builtin_convertvector(halves, Bits) << 16);
-}
+// LANES elements, rounded in the same way.
 DISTMK_INLINE void to_bf16(uint16_t* p, Vec v) {
   const Bits bits = reinterpret_cast<Bits>(v);
   const Bits rounded = bits + 0x7fffu + (bits >> 16 & 1u);
@@ -193,9 +194,18 @@ inline void to_bf16(uint16_t* out, const float* x, uint32_t n) {
   for (; i < n; ++i) out[i] = to_bf16(x[i]);
 }
 inline void from_bf16(float* out, const uint16_t* x, uint32_t n) {
-  uint32_t i = 0;
-  for (; i + LANES <= n; i += LANES) store(out + i, from_bf16(x + i));
-  for (; i < n; ++i) out[i] = from_bf16(x[i]);
+  for (uint32_t i = 0; i < n; ++i) out[i] = from_bf16(x[i]);
+}
+// The nearest bf16 of N floats, the nearest of what is left (nothing of what is not finite), and so on, `stride` apart.
+template <uint32_t N>
+void split_bf16(float (&left)[N], uint32_t num_parts, uint16_t* out, uint32_t stride) {
+  for (uint32_t part = 0; part < num_parts; ++part, out += stride) {
+    to_bf16(out, left, N);
+    for (uint32_t i = 0; part + 1 < num_parts && i < N; ++i) {
+      const float rounded = from_bf16(out[i]);
+      left[i] = std::abs(rounded) < INFINITY ? left[i] - rounded : 0.0f;
+    }
+  }
 }
 // `num_cols` columns of each row; null `out`: nothing.
 inline void to_bf16_rows(uint16_t* out, uint64_t out_stride, const float* x, uint64_t x_stride, uint32_t num_rows,

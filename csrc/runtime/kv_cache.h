@@ -5,7 +5,8 @@
 
 namespace distmk {
 
-// The page of a position of a sequence. `shift`: log2 of the page size.
+// The page of a position of a sequence, and the row of a position in the caches, given its page. `shift`: log2 of the
+// page size.
 template <class Args, class Slot>
 DISTMK_FN uint32_t page_of(const int32_t* page_table, const Args& args, Slot slot, uint32_t position, uint32_t shift) {
   const uint32_t in_table = position >> shift;
@@ -16,8 +17,9 @@ DISTMK_FN uint32_t row_of_page(const Args& args, uint32_t page, const KvHead& kv
                                uint32_t shift) {
   return ((page * args.num_kv + kv_head) << shift) + (position & (args.page_size - 1));
 }
-template <class Args, class Slot>
-DISTMK_FN uint32_t page_of(const int32_t* page_table, const Args& args, Slot slot, uint32_t position) {
+// The same, where the compiler need not keep the shift.
+template <class Args>
+DISTMK_FN uint32_t page_of(const int32_t* page_table, const Args& args, uint32_t slot, uint32_t position) {
   return page_of(page_table, args, slot, position, floor_log2(args.page_size));
 }
 template <class Args>
@@ -25,11 +27,10 @@ DISTMK_FN uint32_t row_of_page(const Args& args, uint32_t page, uint32_t kv_head
   return row_of_page(args, page, kv_head, position, floor_log2(args.page_size));
 }
 // Row of a position in the caches.
-template <class Args, class Slot, class KvHead>
-DISTMK_FN uint32_t cache_row(const int32_t* page_table, const Args& args, Slot slot, const KvHead& kv_head,
+template <class Args>
+DISTMK_FN uint32_t cache_row(const int32_t* page_table, const Args& args, uint32_t slot, uint32_t kv_head,
                              uint32_t position) {
-  const uint32_t shift = floor_log2(args.page_size);
-  return row_of_page(args, page_of(page_table, args, slot, position, shift), kv_head, position, shift);
+  return row_of_page(args, page_of(page_table, args, slot, position), kv_head, position);
 }
 
 // XOR swizzle of a GPU's caches, in elements: the 16-byte chunks of a position are permuted by its number in the page.

@@ -46,8 +46,9 @@ struct ParamsOf : AttentionSplit {
   DISTMK_FN float* f32(uint64_t operand) const { return context.at<float>(operand); }
   // Row of a position in the caches.
   DISTMK_FN uint32_t kv_row(uint32_t position) const {
-    return cache_row(context.at<int32_t>(args.page_table), args, static_cast<uint32_t>(run.slot), instance.kv_head,
-                     position);
+    const uint32_t shift = floor_log2(args.page_size);
+    const uint32_t page = page_of(context.at<int32_t>(args.page_table), args, run.slot, position, shift);
+    return row_of_page(args, page, instance.kv_head, position, shift);
   }
   DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
     return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +

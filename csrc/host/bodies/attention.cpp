@@ -18,6 +18,7 @@ class FewQueries {
  public:
   using Args = AttentionArgs;
   using Weight = float;
+  static constexpr bool EVEN_FIRST = true;
 
   FewQueries(const Context& context, const AttentionArgs& args, const QueryBlock& block)
       : head_dim_(args.head_dim),

@@ -42,7 +42,8 @@ struct RowSoftmax {
   LogSumExp<BaseE> total() const { return {max, simd::sum_of(simd::load(lanes))}; }
 };
 
-// `Products`: of Args, with weights of type Weight; group_size() queries are multiplied together.
+// `Products`: of Args, with weights of type Weight; group_size() queries are multiplied together. EVEN_FIRST: so are
+// the elements of each whole simd::BLOCK of the output until the end.
 template <class Products>
 class AttentionLoop {
  public:
@@ -83,6 +84,8 @@ class AttentionLoop {
         products_.multiply_pv(weights_, output_ + uint64_t{first} * padded_dim_, padded_dim_);
       }
     }
+    for (uint64_t at = 0; Products::EVEN_FIRST && at < uint64_t{block_.num_queries()} * padded_dim_; at += simd::BLOCK)
+      if (at % padded_dim_ + simd::BLOCK <= args_.head_dim) simd::join_block(output_ + at);
   }
   const float* output(uint32_t query) const { return output_ + uint64_t{query} * padded_dim_; }
   LogSumExp<BaseE> softmax(uint32_t query) const { return softmax_[query].total(); }

@@ -20,6 +20,22 @@ struct InputTag;
 struct PartialTag;
 struct PackedTag;
 
+Weights weights_of(const Context& context, const LinearArgs& args) {
+  const Gate gate = gate_of(static_cast<Epilogue>(args.epilogue));
+  return {context.at<uint16_t>(args.weight), context.at<float>(args.bias), gate, args.k,
+          gate == Gate::NONE ? args.n : 2 * args.n};
+}
+Weights weights_of(const Context& context, const WideLinearArgs& args) {
+  return {context.at<uint16_t>(args.weight),
+          context.at<float>(args.bias),
+          gate_of(static_cast<WideEpilogue>(args.epilogue)),
+          args.k,
+          args.num_rows,
+          args.num_slabs,
+          args.num_reduced,
+          args.reduced_rows};
+}
+
 // The rows of the batch that a task multiplies.
 struct Tokens {
   uint32_t count = 0;
@@ -76,23 +92,25 @@ PackedRows pack_activations(const Context& context, const LinearArgs& args, Toke
   return packed;
 }
 
-void store_row(const Context& context, const LinearArgs& args, uint32_t row, float* values) {
+void store_sums(const Context& context, const LinearArgs& args, uint32_t row, const Sums& sums) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
-  const uint64_t at = uint64_t{row} * (epilogue == Epilogue::PUSH ? args.n : args.out_stride);
+  const uint64_t at = uint64_t{row} * (epilogue == Epilogue::PUSH ? args.n : args.out_stride) + sums.first;
+  if (is_gated(epilogue)) return to_bf16(context.at<uint16_t>(args.out) + at, sums.values, sums.count);
   float* out = context.at<float>(args.out) + at;
-  if (is_gated(epilogue)) return to_bf16(context.at<uint16_t>(args.out) + at, values, args.n);
   if (epilogue == Epilogue::ARGMAX) {
-    context.at<Candidate>(args.out)[row] = best_of(values, 0, args.n, args.first_token);
+    Candidate& best = context.at<Candidate>(args.out)[row];
+    best = better_of(best, best_of(sums.values, 0, sums.count, args.first_token + sums.first));
     const Batch* batch = context.at<Batch>(args.batch);
     if (!args.logits || !(args.keeps_logits || !batch || needs_logits(batch->rows[row]))) return;
-    softcap_row(values, args.n, args.softcap);
-    out = context.at<float>(args.logits) + uint64_t{row} * args.logits_stride;
+    softcap_row(sums.values, sums.count, args.softcap);
+    out = context.at<float>(args.logits) + uint64_t{row} * args.logits_stride + sums.first;
   }
   if (epilogue == Epilogue::ADD)
-    add_row(out, values, args.n);
+    add_row(out, sums.values, sums.count);
   else
-    memcpy(out, values, args.n * sizeof(float));
-  if (args.out_bf16) to_bf16(context.at<uint16_t>(args.out_bf16) + uint64_t{row} * args.out_bf16_stride, out, args.n);
+    memcpy(out, sums.values, sums.count * sizeof(float));
+  if (args.out_bf16)
+    to_bf16(context.at<uint16_t>(args.out_bf16) + uint64_t{row} * args.out_bf16_stride + sums.first, out, sums.count);
 }
 
 // `reset`: an earlier iteration's bf16 output, or if there is none, its output.
@@ -119,53 +137,37 @@ struct Grid {
   }
 };
 
-// Where the rows of many go, a part of the columns at a time.
-class ManyOutput {
- public:
-  ManyOutput(const Context& context, const WideLinearArgs& args, uint32_t num_rows)
-      : args_(args),
-        is_parts_(static_cast<WideEpilogue>(args.epilogue) == WideEpilogue::PARTS),
-        rows_per_rank_(rows_per_rank(num_rows, context.num_ranks())),
-        rounded_(context.at<uint16_t>(args.out)) {
-    for (uint32_t rank = 0; is_parts_ && rank < context.num_ranks(); ++rank)
-      parts_[rank] = on_rank<float>(context, rank, args.out);
-  }
-  void store(const Sums& sums, uint32_t split) const {
-    if (!is_parts_)
-      return to_bf16(rounded_ + uint64_t{sums.row} * args_.out_stride + sums.first, sums.values, sums.count);
-    float* out = parts_[sums.row / rows_per_rank_] + uint64_t{sums.row % rows_per_rank_} * args_.out_stride;
-    memcpy(out + uint64_t{args_.slot + split} * args_.num_rows + sums.first, sums.values, sums.count * sizeof(float));
-  }
-
- private:
-  const WideLinearArgs& args_;
-  const bool is_parts_;
-  const uint32_t rows_per_rank_;
-  uint16_t* rounded_;
-  float* parts_[MAX_RANKS];
-};
-
 void multiply_all(Context& context, const WideLinearArgs& args, uint32_t num_rows) {
-  const Weights weights(context, args);
+  const bool is_parts = static_cast<WideEpilogue>(args.epilogue) == WideEpilogue::PARTS;
+  const uint32_t per_rank = rows_per_rank(num_rows, context.num_ranks());
+  float* parts[MAX_RANKS] = {};
+  for (uint32_t rank = 0; is_parts && rank < context.num_ranks(); ++rank)
+    parts[rank] = on_rank<float>(context, rank, args.out);
+  auto* rounded = context.at<uint16_t>(args.out);
+
+  const Weights weights = weights_of(context, args);
   const ManyRows product(weights, context.at<uint16_t>(args.x), num_rows);
-  const ManyOutput output(context, args, num_rows);
   const uint32_t shares = num_shares(context), num_panels = product.num_panels(), num_groups = product.num_groups();
   const Grid grid(num_panels, num_groups, shares);
   run_shares(context, shares * args.num_splits, [&](uint32_t index) {
     const uint32_t part = index % shares, split = index / shares;
     const Range blocks = share(ceil_div(args.k, WIDE_COLS), split, args.num_splits);  // splits have whole ones
+    const auto store = [&](const Sums& sums) {
+      sums.finish(weights, 1.0f, split == 0);
+      if (!is_parts)
+        return to_bf16(rounded + uint64_t{sums.row} * args.out_stride + sums.first, sums.values, sums.count);
+      float* out = parts[sums.row / per_rank] + uint64_t{sums.row % per_rank} * args.out_stride;
+      memcpy(out + uint64_t{args.slot + split} * args.num_rows + sums.first, sums.values, sums.count * sizeof(float));
+    };
     product.multiply(share(num_panels, part / grid.num_rows, grid.num_cols),
                      share(num_groups, part % grid.num_rows, grid.num_rows),
-                     {blocks.begin * WIDE_COLS, std::min(blocks.end * WIDE_COLS, args.k)}, [&](const Sums& sums) {
-                       sums.finish(weights, 1.0f, split == 0);
-                       output.store(sums, split);
-                     });
+                     {blocks.begin * WIDE_COLS, std::min(blocks.end * WIDE_COLS, args.k)}, store);
   });
 }
 
 // Few rows, and as many columns as there are tokens: with the same bits in whatever iteration.
 void multiply_sampled(Context& context, const WideLinearArgs& args, uint32_t num_rows) {
-  const Weights weights(context, args);
+  const Weights weights = weights_of(context, args);
   const uint32_t shares = num_shares(context);
   run_shares(context, shares, [&](uint32_t index) {
     auto packed = PackedRows::in_scratch<PackedTag>(num_rows, args.k, Elements::BF16);
@@ -188,13 +190,13 @@ void multiply_sampled(Context& context, const WideLinearArgs& args, uint32_t num
 
 void body_linear(Context& context, const LinearArgs& args) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
-  const Weights weights(context, args);
+  const Weights weights = weights_of(context, args);
   Tokens tokens = select_tokens(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
   if (epilogue == Epilogue::ARGMAX) std::fill_n(context.at<Candidate>(args.out), MAX_ROWS, Candidate{-INFINITY, -1});
   if (tokens.count)
     multiply_few(weights, {0, args.n}, pack_activations(context, args, tokens), [&](const Sums& sums) {
       sums.finish(weights, tokens.norm_scale[sums.row], true);
-      store_row(context, args, tokens.row[sums.row], sums.values);
+      store_sums(context, args, tokens.row[sums.row], sums);
     });
   if (epilogue == Epilogue::PUSH) {
     const auto* out = context.at<float>(args.out);

@@ -124,18 +124,10 @@ uint32_t run_micro_kernel(uint32_t group_size, const Operands& in, uint32_t rows
 }
 
 // A block of a row of x.
-void pack_block(float* out, const float* x, uint32_t num_parts) {
+void pack_block(float* out, float (&x)[BLOCK], [[maybe_unused]] uint32_t num_parts) {
 #if DISTMK_BF16_PRODUCTS
-  for (uint32_t half = 0; half < 2; ++half) {
-    const Vec all = load(x + half * LANES);
-    auto* high = reinterpret_cast<uint16_t*>(out) + half * LANES;
-    to_bf16(high, all);
-    if (num_parts == 1) continue;
-    const Vec left = all - from_bf16(high);
-    to_bf16(high + BLOCK, left == left ? left : Vec{});  // nothing is left of what is not finite
-  }
+  split_bf16(x, num_parts, reinterpret_cast<uint16_t*>(out), BLOCK);
 #else
-  static_cast<void>(num_parts);
   split_block(out, load(x), load(x + LANES));
 #endif
 }
@@ -149,12 +141,11 @@ void PackedRows::set(uint32_t row, const float* x) {
   const uint32_t first = group_begin(group);
   const uint64_t block_floats = num_parts_ * LANES, stride = (group_begin(group + 1) - first) * block_floats;
   float* out = memory_ + first * row_floats() + (row - first) * block_floats;
-  uint32_t i = 0;
-  for (; i + BLOCK <= k_; i += BLOCK, out += stride) pack_block(out, x + i, num_parts_);
-  if (i == k_) return;
-  float last[BLOCK] = {};
-  memcpy(last, x + i, (k_ - i) * sizeof(float));
-  pack_block(out, last, num_parts_);
+  for (uint32_t i = 0; i < k_; i += BLOCK, out += stride) {
+    float block[BLOCK] = {};
+    memcpy(block, x + i, std::min(k_ - i, BLOCK) * sizeof(float));
+    pack_block(out, block, num_parts_);
+  }
 }
 
 namespace {

@@ -9,32 +9,7 @@ namespace {
 
 struct PanelTag;
 
-template <class E>
-Gate gate_of(E epilogue) {
-  return epilogue == E::SWIGLU ? Gate::SILU : epilogue == E::GEGLU ? Gate::GELU : Gate::NONE;
-}
-
 }  // namespace
-
-Weights::Weights(const Context& context, const LinearArgs& args)
-    : data(context.at<uint16_t>(args.weight)),
-      bias(context.at<float>(args.bias)),
-      k(args.k),
-      num_slabs(1),
-      num_reduced(0),
-      reduced_rows(0),
-      gate(gate_of(static_cast<Epilogue>(args.epilogue))) {
-  num_rows = gate == Gate::NONE ? args.n : 2 * args.n;
-}
-Weights::Weights(const Context& context, const WideLinearArgs& args)
-    : data(context.at<uint16_t>(args.weight)),
-      bias(context.at<float>(args.bias)),
-      k(args.k),
-      num_rows(args.num_rows),
-      num_slabs(args.num_slabs),
-      num_reduced(args.num_reduced),
-      reduced_rows(args.reduced_rows),
-      gate(gate_of(static_cast<WideEpilogue>(args.epilogue))) {}
 
 void Sums::finish(const Weights& weights, float scale, bool has_bias) const {
   using namespace simd;

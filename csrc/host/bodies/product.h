@@ -15,13 +15,16 @@ enum class Gate { NONE, SILU, GELU };
 struct Weights {
   const uint16_t* data;
   const float* bias;  // null: none
-  uint32_t k, num_rows, num_slabs, num_reduced, reduced_rows;
   Gate gate;
+  uint32_t k, num_rows, num_slabs = 1, num_reduced = 0, reduced_rows = 0;
 
-  Weights(const Context& context, const LinearArgs& args);
-  Weights(const Context& context, const WideLinearArgs& args);
   uint32_t num_cols() const { return gate == Gate::NONE ? num_rows : num_rows / 2; }
 };
+
+template <class E>
+Gate gate_of(E epilogue) {
+  return epilogue == E::SWIGLU ? Gate::SILU : epilogue == E::GEGLU ? Gate::GELU : Gate::NONE;
+}
 
 // Sums of one row: `count` columns from `first` on; of gated columns, those of gate and those of up. Memory of a row
 // goes on to a multiple of simd::LANES.
@@ -33,19 +36,21 @@ struct Sums {
   void finish(const Weights& weights, float scale, bool has_bias) const;
 };
 
-// Few rows: calls sink(sums) for each.
+// Few rows: calls sink(sums) for each, for some columns after others. Gated weights are one slab.
 template <class Sink>
 void multiply_few(const Weights& weights, Range columns, const PackedRows& x, const Sink& sink) {
   struct ProductTag;
-  const uint32_t count = columns.end - columns.begin, width = weights.gate == Gate::NONE ? count : 2 * count;
-  if (!x.num_rows() || !count) return;
+  constexpr uint32_t AT_ONCE = 1536;  // so that the sums stay in the L2 cache
+  const uint64_t k = weights.k, stride = 2 * AT_ONCE + simd::LANES;
   float* y[MAX_SEQUENCES];
-  const uint64_t stride = width + simd::LANES;
   float* product = simd::scratch<ProductTag>(x.num_rows() * stride + simd::LANES);
   for (uint32_t row = 0; row < x.num_rows(); ++row) y[row] = product + row * stride;
-  matmul(weights.data + uint64_t{columns.begin} * weights.k, width, x, y, 0);
-  for (uint32_t row = 0; row < x.num_rows(); ++row)
-    sink(Sums{row, columns.begin, count, y[row], y[row] + width - count});
+  for (uint32_t first = columns.begin; first < columns.end && x.num_rows(); first += AT_ONCE) {
+    const uint32_t count = std::min(AT_ONCE, columns.end - first);
+    matmul(weights.data + first * k, count, x, y, 0);
+    if (weights.gate != Gate::NONE) matmul(weights.data + (weights.num_cols() + first) * k, count, x, y, count);
+    for (uint32_t row = 0; row < x.num_rows(); ++row) sink(Sums{row, first, count, y[row], y[row] + count});
+  }
 }
 
 // Many rows: x is bf16 [num_rows, k]. Workers share panels of columns and groups of rows.

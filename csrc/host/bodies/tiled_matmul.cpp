@@ -122,18 +122,6 @@ void multiply_all(const Operands& in) {
   }
 }
 
-// Of 32 floats the nearest bf16, the nearest of what is left (nothing of what is not finite), and so on, a tile apart.
-void split(float (&left)[COLS], uint32_t num_parts, uint16_t* out) {
-  for (uint32_t part = 0; part < num_parts; ++part, out += ELEMENTS) {
-    simd::to_bf16(out, left, COLS);
-    if (part + 1 == num_parts) return;
-    for (uint32_t i = 0; i < COLS; ++i) {
-      const float rounded = simd::from_bf16(out[i]);
-      left[i] = std::abs(rounded) < INFINITY ? left[i] - rounded : 0.0f;
-    }
-  }
-}
-
 }  // namespace
 
 void TiledRows::set(uint32_t row, const float* x) const {
@@ -141,7 +129,7 @@ void TiledRows::set(uint32_t row, const float* x) const {
   for (uint32_t i = 0; i < k; i += COLS, out += num_parts * ELEMENTS) {
     float values[COLS] = {};
     memcpy(values, x + i, std::min(COLS, k - i) * sizeof(float));
-    split(values, num_parts, out);
+    simd::split_bf16(values, num_parts, out, ELEMENTS);
   }
 }
 

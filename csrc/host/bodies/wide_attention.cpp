@@ -27,6 +27,7 @@ class ManyQueries {
  public:
   using Args = WideAttentionArgs;
   using Weight = uint16_t;
+  static constexpr bool EVEN_FIRST = false;
 
   ManyQueries(const Context& context, const WideAttentionArgs& args, const QueryBlock& block)
       : args_(args),
