@@ -115,16 +115,16 @@ DISTMK_INLINE float max_of(Vec v) {
   return reduced(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// e^x, relative error about 1e-7: x = n ln 2 + r, a polynomial in r, n added to the exponent. Zero below -87 and for
-// -inf; e^88 above 88.
+// e^x of x up to 88, relative error about 1e-7: x = n ln 2 + r, a polynomial in r, n added to the exponent. Zero below
+// -87 and for -inf.
 DISTMK_INLINE Vec exp_of(Vec x) {
 #if DISTMK_BF16_PRODUCTS
   // Masks of all lanes: the intrinsics without a mask begin with an undefined register, of which the compiler warns.
-  const Vec bounded = min_of(x, splat(88.0f));
+  const Vec bounded = x;
   const Vec n = _mm512_maskz_roundscale_ps(0xffff, bounded * 1.44269504f, _MM_FROUND_TO_NEAREST_INT);
 #else
   constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const Vec bounded = max_of(min_of(x, splat(88.0f)), splat(-87.0f)), shifted = bounded * 1.44269504f + ROUND;
+  const Vec bounded = max_of(x, splat(-87.0f)), shifted = bounded * 1.44269504f + ROUND;
   const Vec n = shifted - ROUND;
 #endif
   const Vec r = add_product(add_product(bounded, n, splat(-0.693359375f)), n, splat(2.12194440e-4f));
@@ -146,7 +146,7 @@ DISTMK_INLINE Vec exp_of(Vec x) {
 // The functions of a Vec that runtime/math.h wants.
 struct VectorMath {
   static constexpr float LOG_E = 1.0f;
-  static Vec exp(Vec x) { return exp_of(x); }
+  static Vec exp(Vec x) { return exp_of(min_of(x, splat(88.0f))); }
   template <class A>
   static Vec quotient(A a, Vec b) {
     return a / b;
@@ -189,9 +189,7 @@ DISTMK_INLINE void normal_to_bf16(uint16_t* p, Vec v) {
 }
 
 inline void to_bf16(uint16_t* out, const float* x, uint32_t n) {
-  uint32_t i = 0;
-  for (; i + LANES <= n; i += LANES) to_bf16(out + i, load(x + i));
-  for (; i < n; ++i) out[i] = to_bf16(x[i]);
+  for (uint32_t i = 0; i < n; ++i) out[i] = to_bf16(x[i]);
 }
 inline void from_bf16(float* out, const uint16_t* x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] = from_bf16(x[i]);

@@ -80,7 +80,8 @@ class AttentionLoop {
       products_.load(keys, values, count);
       for (uint32_t first = 0; first < block_.num_queries(); first += group) {
         products_.multiply_qk(first, scores_);
-        for (uint32_t i = 0; i < group; ++i) softmax_row(first + i, i, begin, count);
+        for (uint32_t i = 0, row = 0; i < group; ++i, row = row + 1 == block_.num_rows() ? 0 : row + 1)
+          softmax_row(first + i, i, block_.position_of(block_.rows.begin + row), begin, count);
         products_.multiply_pv(weights_, output_ + uint64_t{first} * padded_dim_, padded_dim_);
       }
     }
@@ -103,14 +104,14 @@ class AttentionLoop {
   RowSoftmax* softmax_;
 
   // Scores of `count` positions from `begin` on become weights relative to the running maximum: those that the query
-  // sees, its own and the ones before it, `window` in all; the weights of others are zero.
-  void softmax_row(uint32_t query, uint32_t in_group, uint32_t begin, uint32_t count) {
+  // sees, those up to `position`, `window` in all; the weights of others are zero.
+  void softmax_row(uint32_t query, uint32_t in_group, uint32_t position, uint32_t begin, uint32_t count) {
     using namespace simd;
     constexpr uint32_t COUNT = KV_BLOCK / LANES;
     float* scores = scores_ + in_group * KV_BLOCK;
     Weight* weights = weights_ + in_group * KV_BLOCK;
     RowSoftmax& softmax = softmax_[query];
-    const uint32_t position = block_.position_of(block_.row_of(query)), first = first_seen(args_.window, position);
+    const uint32_t first = first_seen(args_.window, position);
     const uint32_t visible_begin = first > begin ? first - begin : 0,
                    visible_end = position >= begin ? std::min(position + 1 - begin, count) : 0;
     if (visible_begin >= visible_end) return void(std::fill_n(weights, KV_BLOCK, Weight{}));
@@ -120,8 +121,8 @@ class AttentionLoop {
         store(scores + i, capped<VectorMath>(load(scores + i) * scale, args_.softcap));
       scale = 1.0f;
     }
-    std::fill(scores, scores + visible_begin, -INFINITY);
-    std::fill(scores + visible_end, scores + KV_BLOCK, -INFINITY);
+    if (visible_begin) std::fill(scores, scores + visible_begin, -INFINITY);
+    if (visible_end < KV_BLOCK) std::fill(scores + visible_end, scores + KV_BLOCK, -INFINITY);
     Vec best = load(scores);
     for (uint32_t i = 1; i < COUNT; ++i) best = max_of(best, load(scores + i * LANES));
     const float block_max = max_of(best) * scale;

@@ -152,10 +152,9 @@ void multiply_all(Context& context, const WideLinearArgs& args, uint32_t num_row
   run_shares(context, shares * args.num_splits, [&](uint32_t index) {
     const uint32_t part = index % shares, split = index / shares;
     const Range blocks = share(ceil_div(args.k, WIDE_COLS), split, args.num_splits);  // splits have whole ones
-    const auto store = [&](const Sums& sums) {
+    const auto store = [&](const Sums& sums) __attribute__((always_inline)) {
       sums.finish(weights, 1.0f, split == 0);
-      if (!is_parts)
-        return to_bf16(rounded + uint64_t{sums.row} * args.out_stride + sums.first, sums.values, sums.count);
+      if (!is_parts) return sums.round_to(rounded + uint64_t{sums.row} * args.out_stride + sums.first);
       float* out = parts[sums.row / per_rank] + uint64_t{sums.row % per_rank} * args.out_stride;
       memcpy(out + uint64_t{args.slot + split} * args.num_rows + sums.first, sums.values, sums.count * sizeof(float));
     };

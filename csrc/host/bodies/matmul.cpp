@@ -85,7 +85,7 @@ void micro_kernel(const Operands& in) {
     if (in.prefetch) {
       // As many bytes as a block uses; in the order of memory if possible, which reads fastest.
       if (in.contiguous)
-        for (uint32_t j = 0; j < W; j += 2) __builtin_prefetch(ahead + (b * W + j) * BLOCK);
+        for (uint32_t i = 0; i < W * BLOCK; i += 32) __builtin_prefetch(ahead + b * W * BLOCK + i);
       else
         for (uint32_t j = 0; j < W; ++j) __builtin_prefetch(w + uint64_t{PANEL + j} * in.k);
     }

@@ -6,6 +6,8 @@
 #include "host/bodies/matmul.h"
 #include "host/bodies/panels.h"
 #include "host/bodies/shares.h"
+#include "runtime/pointwise.h"
+#include "runtime/slabs.h"
 
 namespace distmk {
 
@@ -33,7 +35,34 @@ struct Sums {
   float *values, *ups;
 
   // values = sums * scale + bias; of gated columns, activation(gate) * up.
-  void finish(const Weights& weights, float scale, bool has_bias) const;
+  DISTMK_INLINE void finish(const Weights& weights, float scale, bool has_bias) const {
+    using namespace simd;
+    const bool has_ups = weights.gate != Gate::NONE;
+    if (scale != 1.0f)
+      for (uint32_t i = 0; i < count; ++i) {
+        values[i] *= scale;
+        if (has_ups) ups[i] *= scale;
+      }
+    for (uint32_t i = 0; has_bias && weights.bias && i < count; ++i) {
+      if (!has_ups) {
+        values[i] += weights.bias[first + i];
+        continue;
+      }
+      const GateUp rows(weights, first + i);
+      values[i] += weights.bias[rows.gate];
+      ups[i] += weights.bias[rows.up];
+    }
+    for (uint32_t i = 0; has_ups && i < count; i += LANES) {
+      const Vec x = load(values + i), z = weights.gate == Gate::GELU ? gelu_exponent(x) : x;
+      store(values + i, gated<VectorMath>(x, z, load(ups + i)));
+    }
+  }
+  // The values of many rows, a vector at a time, as there are only some of each row.
+  DISTMK_INLINE void round_to(uint16_t* out) const {
+    uint32_t i = 0;
+    for (; i + simd::LANES <= count; i += simd::LANES) simd::to_bf16(out + i, simd::load(values + i));
+    for (; i < count; ++i) out[i] = simd::to_bf16(values[i]);
+  }
 };
 
 // Few rows: calls sink(sums) for each, for some columns after others. Gated weights are one slab.
@@ -69,7 +98,8 @@ class ManyRows {
     const uint64_t num_words = std::max(panels::num_words(k.end - k.begin), uint64_t{1});
     const auto room = static_cast<uint32_t>(std::max(MAX_BLOCK_WORDS / num_words, uint64_t{1}));
     const uint32_t block = std::min(room, panels.end - panels.begin);
-    uint32_t* words = packed_memory(block * num_words);
+    struct PanelTag;
+    auto* words = reinterpret_cast<uint32_t*>(simd::scratch<PanelTag>(block * num_words));
     for (uint32_t first = panels.begin; first < panels.end; first += block) {
       const uint32_t last = std::min(first + block, panels.end);
       for (uint32_t panel = first; panel < last; ++panel) pack(words + (panel - first) * num_words, panel, k);
@@ -86,8 +116,22 @@ class ManyRows {
   const uint16_t* x_;
   const uint32_t num_rows_, panel_cols_;  // columns of the output that a panel makes
 
-  static uint32_t* packed_memory(uint64_t num_words);
-  void pack(uint32_t* words, uint32_t panel, Range k) const;
+  // The rows of the weight that make the panel's columns: where gated, those of gate and then those of up.
+  void pack(uint32_t* words, uint32_t panel, Range k) const {
+    const uint16_t* rows[panels::COLS] = {};
+    const uint32_t first = panel * panel_cols_;
+    const auto row = [&](uint32_t index) { return weights_.data + uint64_t{index} * weights_.k + k.begin; };
+    for (uint32_t i = 0; i < panel_cols_ && first + i < weights_.num_cols(); ++i) {
+      if (weights_.gate == Gate::NONE) {
+        rows[i] = row(first + i);
+      } else {
+        const GateUp found(weights_, first + i);
+        rows[i] = row(found.gate);
+        rows[panel_cols_ + i] = row(found.up);
+      }
+    }
+    panels::pack(words, rows, k.end - k.begin);
+  }
   template <class Sink>
   void multiply_group(const uint32_t* words, uint32_t panel, Range rows, Range k, const Sink& sink) const {
     const uint32_t first = panel * panel_cols_, count = std::min(panel_cols_, weights_.num_cols() - first);
