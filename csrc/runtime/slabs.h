@@ -18,8 +18,8 @@ DISTMK_FN uint32_t slab_begin(const Args& args, uint32_t slab) {
   return begin < args.num_rows ? begin : args.num_rows;
 }
 
-// The rows of gate and up that make a column of a gated product: of 2h rows of a slab, row i is gate's and row h + i is
-// up's.
+// The rows of gate and up that make a column of a gated product. A slab of 2h rows has gate's row i as row i, and up's
+// as row h + i.
 struct GateUp {
   uint32_t gate, up;
 

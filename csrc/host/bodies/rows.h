@@ -30,8 +30,8 @@ inline void softcap_row(float* x, uint32_t n, float cap) {
   }
 }
 
-// Columns from `first_col` on of a token's row of an embedding table, of which a rank has the tokens from
-// args.first_token to args.last_token; zeros of any other token.
+// Columns from `first_col` on of a token's row of an embedding table. A rank has the tokens from args.first_token to
+// args.last_token; any other token becomes zeros.
 template <class Args>
 void embed_row(float* out, const uint16_t* table, const Args& args, int32_t token, uint32_t first_col, uint32_t n) {
   const auto id = static_cast<uint32_t>(token);
@@ -41,7 +41,7 @@ void embed_row(float* out, const uint16_t* table, const Args& args, int32_t toke
     simd::clear(out, 1, 0, n);
 }
 
-// Of columns `begin` to `end` - 1; column 0 is that of `first_token`.
+// The best logit of columns `begin` to `end` - 1; column 0 belongs to `first_token`.
 inline Candidate best_of(const float* logits, uint32_t begin, uint32_t end, uint32_t first_token) {
   Candidate best{-INFINITY, -1};
   for (uint32_t i = begin; i < end; ++i) best = better_of(best, {logits[i], static_cast<int32_t>(first_token + i)});
