@@ -10,9 +10,9 @@ enum class Elements { BF16, FLOAT32 };
 
 // X packed as the micro-kernels read it: as tiles (tiled_matmul.h) where the processor has them. Otherwise in groups of
 // up to GROUP rows, in a group block by block (simd::BLOCK columns), in a block row by row, in one or two parts of
-// simd::LANES words. With products of bf16, the first part is X in bf16, and the second, of float32, what that rounding
-// has lost, so that 16 bits of X count; otherwise the parts are the even elements and the odd ones (simd.h), in
-// float32. The last block is padded with zeros.
+// simd::LANES words. With products of bf16, the first part is X in bf16. The second part, which only
+// float32 has, is what the rounding lost, so that 16 bits of X count. Without them, the parts are float32: the even
+// elements and the odd ones (simd.h). The last block is padded with zeros.
 class PackedRows {
  public:
   static constexpr uint32_t GROUP = 6;
