@@ -48,7 +48,7 @@ struct ParamsOf : AttentionSplit {
   DISTMK_FN uint32_t kv_row(uint32_t position) const {
     const uint32_t shift = floor_log2(args.page_size);
     const uint32_t page = page_of(context.at<int32_t>(args.page_table), args, run.slot, position, shift);
-    return row_of_page(args, page, instance.kv_head, position, shift);
+    return row_of_block(args, head_block(args, page, instance.kv_head), position, shift);
   }
   DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
     return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +

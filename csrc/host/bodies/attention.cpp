@@ -24,10 +24,11 @@ class FewQueries {
       : head_dim_(args.head_dim),
         queries_(PackedRows::in_scratch<QueryTag>(block.num_queries(), args.head_dim, Elements::FLOAT32)),
         score_rows_(reinterpret_cast<float**>(simd::scratch<RowsTag>(group_size() * sizeof(float*) / sizeof(float)))) {
+    const Heads<AttentionArgs> heads(context, args);
     for (uint32_t i = 0; i < group_size(); ++i) {
       const uint32_t row = block.row_of(i);
       const float* query = qkv_of(context, args, block.run, row) + uint64_t{block.head_of(i)} * head_dim_;
-      queries_.set(i, rotated_head(context, args, query, args.q_norm, block.position_of(row)));
+      queries_.set(i, heads.query(query, block.position_of(row)));
     }
     queries_.finish();
   }
@@ -94,9 +95,10 @@ class AttentionTask {
   void append_new_kv() const {
     const uint64_t n = args_.head_dim;
     const uint32_t first_new = block_.position_of(0);
+    const Heads<AttentionArgs> heads(context_, args_);
     for (uint32_t at = std::max(block_.positions.begin, first_new); at < block_.positions.end; ++at) {
       const float* key = qkv_of(context_, args_, run_, at - first_new) + (args_.num_q + instance_.kv_head) * n;
-      append_head(context_, args_, run_.slot, instance_.kv_head, at, key, key + args_.num_kv * n);
+      heads.append(run_.slot, instance_.kv_head, at, key, key + args_.num_kv * n);
     }
   }
 

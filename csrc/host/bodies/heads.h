@@ -22,38 +22,59 @@ inline void rotate(float* __restrict x, const float* __restrict table, uint32_t 
   }
 }
 
-// A query or key as attention multiplies it: RoPE(x / rms(x) * norm), in memory that the next call takes over. `norm`
-// 0: none. T: float or bf16; `Args`: of a task that appends.
-template <class Args, class T>
-const float* rotated_head(const Context& context, const Args& args, const T* in, uint64_t norm, uint32_t position) {
-  struct HeadTag;
-  const uint32_t n = args.head_dim;
-  float* x = simd::scratch<HeadTag>(n);
-  widen(x, in, n);
-  if (const float* weight = context.at<float>(norm)) {
-    const float scale = over_rms(x, n, args.eps);
-    for (uint32_t i = 0; i < n; ++i) x[i] = x[i] * scale * weight[i];
-  }
-  rotate(x, context.at<float>(args.rope) + uint64_t{position} * n, n / 2);
-  return x;
-}
-
 // Offset in elements of a position's row in the caches.
 template <class Args>
 uint64_t cache_index(const Context& context, const Args& args, int32_t slot, uint32_t kv_head, uint32_t position) {
-  return uint64_t{
-             cache_row(context.at<int32_t>(args.page_table), args, static_cast<uint32_t>(slot), kv_head, position)} *
-         args.head_dim;
+  const int32_t* page_table = context.at<int32_t>(args.page_table);
+  return uint64_t{cache_row(page_table, args, static_cast<uint32_t>(slot), kv_head, position)} * args.head_dim;
 }
 
-// A key, normed and rotated, and its value to the caches, rounded to bf16.
-template <class Args, class T>
-void append_head(const Context& context, const Args& args, int32_t slot, uint32_t kv_head, uint32_t position,
-                 const T* key, const T* value) {
-  const uint32_t n = args.head_dim;
-  const uint64_t at = cache_index(context, args, slot, kv_head, position);
-  simd::to_bf16(context.at<uint16_t>(args.k_cache) + at, rotated_head(context, args, key, args.k_norm, position), n);
-  round(context.at<uint16_t>(args.v_cache) + at, value, n);
-}
+// The heads of a task that appends; T is float or bf16.
+template <class Args>
+class Heads {
+ public:
+  Heads(const Context& context, const Args& args)
+      : context_(context),
+        args_(args),
+        q_norm_(context.at<float>(args.q_norm)),
+        k_norm_(context.at<float>(args.k_norm)),
+        rope_(context.at<float>(args.rope)),
+        rotated_(simd::scratch<HeadTag>(args.head_dim)) {}
+
+  // As attention multiplies it, in memory that the next head takes over.
+  template <class T>
+  const float* query(const T* in, uint32_t position) const {
+    return rotated(in, q_norm_, position);
+  }
+  // A key as attention multiplies it, and its value, to the caches, rounded to bf16.
+  template <class T>
+  void append(int32_t slot, uint32_t kv_head, uint32_t position, const T* key, const T* value) const {
+    const uint64_t at = cache_index(context_, args_, slot, kv_head, position);
+    simd::to_bf16(context_.at<uint16_t>(args_.k_cache) + at, rotated(key, k_norm_, position), args_.head_dim);
+    round(context_.at<uint16_t>(args_.v_cache) + at, value, args_.head_dim);
+  }
+
+ private:
+  struct HeadTag;
+  const Context& context_;
+  const Args& args_;
+  const float *q_norm_, *k_norm_;  // null: none
+  const float* rope_;
+  float* rotated_;
+
+  // RoPE(x / rms(x) * norm).
+  template <class T>
+  const float* rotated(const T* in, const float* norm, uint32_t position) const {
+    const uint32_t n = args_.head_dim;
+    float* x = rotated_;
+    widen(x, in, n);
+    if (norm) {
+      const float scale = over_rms(x, n, args_.eps);
+      for (uint32_t i = 0; i < n; ++i) x[i] = x[i] * scale * norm[i];
+    }
+    rotate(x, rope_ + uint64_t{position} * n, n / 2);
+    return x;
+  }
+};
 
 }  // namespace distmk

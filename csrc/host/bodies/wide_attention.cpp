@@ -12,14 +12,14 @@ constexpr uint32_t ROW_BLOCK = 48;  // rows of a run at most that share packed k
 
 void append_row(const Context& context, const WideAppendArgs& args, uint32_t row, const WideRow& found) {
   const uint64_t n = args.head_dim;
+  const Heads<WideAppendArgs> heads(context, args);
   const uint16_t* in = context.at<uint16_t>(args.qkv) + uint64_t{row} * args.qkv_stride;
   uint16_t* q = context.at<uint16_t>(args.q) + uint64_t{row} * args.q_stride;
   for (uint32_t head = 0; head < args.num_q; ++head)
-    simd::to_bf16(q + head * n, rotated_head(context, args, in + head * n, args.q_norm, found.position), n);
+    simd::to_bf16(q + head * n, heads.query(in + head * n, found.position), args.head_dim);
   const uint16_t *keys = in + args.num_q * n, *values = keys + args.num_kv * n;
   for (uint32_t head = 0; head < args.num_kv; ++head)
-    append_head(context, args, static_cast<int32_t>(found.slot), head, found.position, keys + head * n,
-                values + head * n);
+    heads.append(static_cast<int32_t>(found.slot), head, found.position, keys + head * n, values + head * n);
 }
 
 // The queries of a head together, by panels of keys and of values; weights are rounded to bf16.
