@@ -1,6 +1,7 @@
-// SIMD for the host's task bodies: compiler vector types, one source for AVX2, NEON and plain SSE; conversions between
-// bf16 and float32; scratch memory.
+// SIMD for the host's task bodies: compiler vector types, one source for AVX-512, AVX2, NEON and plain SSE; conversions
+// between bf16 and float32; scratch memory.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -13,9 +14,18 @@
 #include <arm_neon.h>
 #endif
 
+// Whether one instruction multiplies pairs of bf16 and adds both products to a float32.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__)
+#define DISTMK_BF16_PRODUCTS 1
+#else
+#define DISTMK_BF16_PRODUCTS 0
+#endif
+
 namespace distmk::simd {
 
-#if defined(__AVX2__) && defined(__FMA__)
+#if DISTMK_BF16_PRODUCTS
+constexpr uint32_t LANES = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
 constexpr uint32_t LANES = 8;
 #else
 constexpr uint32_t LANES = 4;
@@ -25,6 +35,7 @@ constexpr uint32_t BLOCK = 2 * LANES;  // bf16 elements of one vector register
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 #define DISTMK_INLINE inline __attribute__((always_inline))
 
@@ -39,7 +50,9 @@ DISTMK_INLINE Vec splat(float value) { return Vec{} + value; }
 // sum + a * b, rounded once (fused multiply-add). The compiler, depending on the processor it tunes for, would fuse it
 // in one loop and not in the next, and results would depend on the loop that computed them.
 DISTMK_INLINE Vec add_product(Vec sum, Vec a, Vec b) {
-#if defined(__AVX2__) && defined(__FMA__)
+#if DISTMK_BF16_PRODUCTS
+  return _mm512_fmadd_ps(a, b, sum);
+#elif defined(__AVX2__) && defined(__FMA__)
   return _mm256_fmadd_ps(a, b, sum);
 #elif defined(__aarch64__)
   return vfmaq_f32(sum, a, b);
@@ -71,58 +84,78 @@ DISTMK_INLINE void split_block(float* out, Vec a, Vec b) {
   store(out, even);
   store(out + LANES, odd);
 }
-inline void join_block(float* out, const float* in) {
-  for (uint32_t i = 0; i < LANES; ++i) {
-    out[2 * i] = in[i];
-    out[2 * i + 1] = in[LANES + i];
-  }
+inline void join_block(float* block) {
+  float joined[BLOCK];
+  for (uint32_t i = 0; i < BLOCK; ++i) joined[i] = block[i % 2 * LANES + i / 2];
+  memcpy(block, joined, sizeof joined);
 }
 
+DISTMK_INLINE Vec max_of(Vec a, Vec b) { return a > b ? a : b; }
+DISTMK_INLINE Vec min_of(Vec a, Vec b) { return a < b ? a : b; }
+
+// Of all lanes, distant ones first.
+template <uint32_t N, class V, class Join, size_t... I>
+DISTMK_INLINE float reduced(V v, const Join& join, std::index_sequence<I...>) {
+  const auto half = join(__builtin_shufflevector(v, v, I...), __builtin_shufflevector(v, v, (N / 2 + I)...));
+  if constexpr (N > 8)
+    return reduced<N / 2>(half, join, std::make_index_sequence<N / 4>{});
+  else if constexpr (N == 8)
+    return join(join(half[0], half[2]), join(half[1], half[3]));
+  else
+    return join(half[0], half[1]);
+}
+template <class Join>
+DISTMK_INLINE float reduced(Vec v, const Join& join) {
+  return reduced<LANES>(v, join, std::make_index_sequence<LANES / 2>{});
+}
 DISTMK_INLINE float sum_of(Vec v) {
-  float lanes[LANES];
-  store(lanes, v);
-  for (uint32_t width = LANES / 2; width; width /= 2)
-    for (uint32_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  return reduced(v, [](auto a, auto b) { return a + b; });
 }
 DISTMK_INLINE float max_of(Vec v) {
-  float lanes[LANES];
-  store(lanes, v);
-  for (uint32_t width = LANES / 2; width; width /= 2)
-    for (uint32_t i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
+  return reduced(v, [](auto a, auto b) { return a > b ? a : b; });
 }
-DISTMK_INLINE Vec max_of(Vec a, Vec b) { return a > b ? a : b; }
 
-// e^x, relative error about 1e-7: x = n ln 2 + r, a polynomial in r, n added to the exponent. Zero below -87 and for
-// -inf.
+// e^x of x up to 88, relative error about 1e-7: x = n ln 2 + r, a polynomial in r, n added to the exponent. Zero below
+// -87 and for -inf.
 DISTMK_INLINE Vec exp_of(Vec x) {
+#if DISTMK_BF16_PRODUCTS
+  // Masks of all lanes: the intrinsics without a mask begin with an undefined register, of which the compiler warns.
+  const Vec bounded = x;
+  const Vec n = _mm512_maskz_roundscale_ps(0xffff, bounded * 1.44269504f, _MM_FROUND_TO_NEAREST_INT);
+#else
   constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const Vec bounded = max_of(x < 88.0f ? x : splat(88.0f), splat(-87.0f));
-  const Vec shifted = bounded * 1.44269504f + ROUND;
+  const Vec bounded = max_of(x, splat(-87.0f)), shifted = bounded * 1.44269504f + ROUND;
   const Vec n = shifted - ROUND;
-  const Vec r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
+#endif
+  const Vec r = add_product(add_product(bounded, n, splat(-0.693359375f)), n, splat(2.12194440e-4f));
   Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
+#if DISTMK_BF16_PRODUCTS
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, splat(-87.0f), _CMP_NLT_UQ), p, n);
+#else
   const Ints exponent = reinterpret_cast<Ints>(shifted) << 23;
   const Vec result = reinterpret_cast<Vec>(reinterpret_cast<Ints>(p) + exponent);
   return x < -87.0f ? Vec{} : result;
+#endif
 }
 
-// cap * tanh(x / cap) of n numbers, in place, as tanh(x) = 1 - 2 / (1 + e^2x); a cap of 0: nothing.
-inline void softcap(float* x, uint32_t n, float cap) {
-  for (uint32_t i = 0; cap != 0.0f && i < n; i += LANES) {
-    float lanes[LANES] = {};
-    const uint32_t count = n - i < LANES ? n - i : LANES;
-    memcpy(lanes, x + i, count * sizeof(float));
-    store(lanes, cap - 2.0f * cap / (exp_of(load(lanes) * (2.0f / cap)) + 1.0f));
-    memcpy(x + i, lanes, count * sizeof(float));
+// The functions of a Vec that runtime/math.h wants.
+struct VectorMath {
+  static constexpr float LOG_E = 1.0f;
+  static Vec exp(Vec x) { return exp_of(min_of(x, splat(88.0f))); }
+  template <class A>
+  static Vec quotient(A a, Vec b) {
+    return a / b;
   }
-}
+  static Vec quotient(Vec a, float b) { return a * (1.0f / b); }
+  static Vec inverse(Vec x) { return 1.0f / x; }
+  static Vec magnitude(Vec x) { return x < 0.0f ? -x : x; }
+  static Vec with_sign(Vec x, Vec sign) { return sign < 0.0f ? -x : x; }
+};
 
 inline float from_bf16(uint16_t value) {
   const uint32_t bits = uint32_t{value} << 16;
@@ -137,11 +170,40 @@ inline uint16_t to_bf16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
+// LANES elements, rounded in the same way.
+DISTMK_INLINE void to_bf16(uint16_t* p, Vec v) {
+  const Bits bits = reinterpret_cast<Bits>(v);
+  const Bits rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+  const Bits chosen = (bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded;
+  const Halves halves = __builtin_convertvector(chosen >> 16, Halves);
+  memcpy(p, &halves, sizeof halves);
+}
+// The same of numbers that are zero or normal.
+DISTMK_INLINE void normal_to_bf16(uint16_t* p, Vec v) {
+#if DISTMK_BF16_PRODUCTS
+  const __m256bh rounded = _mm512_cvtneps_pbh(v);
+  memcpy(p, &rounded, sizeof rounded);
+#else
+  to_bf16(p, v);
+#endif
+}
+
 inline void to_bf16(uint16_t* out, const float* x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] = to_bf16(x[i]);
 }
 inline void from_bf16(float* out, const uint16_t* x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] = from_bf16(x[i]);
+}
+// The nearest bf16 of N floats, the nearest of what is left (nothing of what is not finite), and so on, `stride` apart.
+template <uint32_t N>
+void split_bf16(float (&left)[N], uint32_t num_parts, uint16_t* out, uint32_t stride) {
+  for (uint32_t part = 0; part < num_parts; ++part, out += stride) {
+    to_bf16(out, left, N);
+    for (uint32_t i = 0; part + 1 < num_parts && i < N; ++i) {
+      const float rounded = from_bf16(out[i]);
+      left[i] = std::abs(rounded) < INFINITY ? left[i] - rounded : 0.0f;
+    }
+  }
 }
 // `num_cols` columns of each row; null `out`: nothing.
 inline void to_bf16_rows(uint16_t* out, uint64_t out_stride, const float* x, uint64_t x_stride, uint32_t num_rows,
@@ -167,6 +229,28 @@ inline float sum_squares(const float* x, uint32_t n) {
   float total = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
   for (; i < n; ++i) total += x[i] * x[i];
   return total;
+}
+
+typedef uint32_t Words __attribute__((vector_size(64)));
+
+// Swaps the off-diagonal quarters of each square of 2 D x 2 D words.
+template <uint32_t D, uint32_t... J>
+DISTMK_INLINE void swap_quarters(Words (&rows)[16], std::integer_sequence<uint32_t, J...>) {
+  for (uint32_t i = 0; i < 16; ++i) {
+    if (i & D) continue;
+    const Words top = rows[i], bottom = rows[i + D];
+    rows[i] = __builtin_shufflevector(top, bottom, (J & D ? 16 + J - D : J)...);
+    rows[i + D] = __builtin_shufflevector(top, bottom, (J & D ? 16 + J : J + D)...);
+  }
+}
+
+// The transposed matrix of 16 x 16 words, as 16 rows.
+DISTMK_INLINE void transpose(Words (&rows)[16]) {
+  const auto all = std::make_integer_sequence<uint32_t, 16>{};
+  swap_quarters<1>(rows, all);
+  swap_quarters<2>(rows, all);
+  swap_quarters<4>(rows, all);
+  swap_quarters<8>(rows, all);
 }
 
 // Memory of the calling thread for one purpose (`Tag`), aligned to a cache line. It grows to the largest size requested

@@ -102,7 +102,8 @@ DISTMK_FN void back_off(uint64_t idle_ns) { __nanosleep(idle_ns > 20000000 ? 200
 // Of a positive number.
 DISTMK_FN uint32_t floor_log2(uint32_t v) { return 31 - static_cast<uint32_t>(__clz(static_cast<int>(v))); }
 
-// 16 bytes that were written during the kernel.
+// A word, or 16 bytes, that may have been written during the kernel.
+DISTMK_FN int32_t load_changing(const int32_t* p) { return __ldcg(p); }
 template <class T>
 DISTMK_FN T load_vector(const T* p) {
   static_assert(sizeof(T) == sizeof(int4), "");

@@ -46,7 +46,10 @@ DISTMK_FN void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) {
     __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
 }
 DISTMK_FN uint64_t count_up(uint64_t* p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
+DISTMK_FN uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+DISTMK_FN uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 DISTMK_FN uint32_t floor_log2(uint32_t v) { return 31 - static_cast<uint32_t>(__builtin_clz(v)); }
+DISTMK_FN int32_t load_changing(const int32_t* p) { return *p; }
 template <class T>
 T load_vector(const T* p) {
   return *p;

@@ -8,28 +8,12 @@
 // A normalized partial, log-sum-exp m_j + log l_j and elements o_j / l_j, combines the same way with a sum of 1.
 //
 // Every kernel and host body that splits a softmax takes m, l and w_j from here. Accumulators are the callers': they
-// lie in tensor-core fragments, shared memory or SIMD vectors. device/attention/lse.cuh reduces scalars that lie in
-// several lanes.
+// lie in tensor-core fragments, shared memory or SIMD vectors. Partials are merged one after another by merge(), or
+// by the lanes of a warp, which have one each (device/attention/lse.cuh).
 #pragma once
-#include <cmath>
-
-#include "platform/platform.h"
+#include "runtime/math.h"
 
 namespace distmk {
-
-// The exponential of a softmax. Base 2 saves a multiplication a score where the queries are scaled by log2(e).
-struct Base2 {
-  DISTMK_FN static float exp(float x) { return exp2f(x); }
-};
-struct BaseE {
-  DISTMK_FN static float exp(float x) {
-#ifdef DISTMK_GPU
-    return __expf(x);
-#else
-    return std::exp(x);
-#endif
-  }
-};
 
 // What scores and maxima are taken relative to: m, or 0 where no position was seen (m = -inf), as -inf - -inf is no
 // number.
@@ -39,13 +23,7 @@ DISTMK_FN float finite_max(float m) { return m > -INFINITY ? m : 0.0f; }
 DISTMK_FN float combine_weight(float m_j, float m) { return BaseE::exp(m_j - m); }
 
 // 1 / l, which makes an accumulator attention's output.
-DISTMK_FN float normalizer(float sum) {
-#ifdef DISTMK_GPU
-  return __fdividef(1.0f, sum);
-#else
-  return 1.0f / sum;
-#endif
-}
+DISTMK_FN float normalizer(float sum) { return quotient(1.0f, sum); }
 
 // m and l of a set of positions, exponentials to base `Base`.
 template <class Base>
@@ -79,5 +57,24 @@ struct LogSumExp {
 #endif
   }
 };
+
+// Merges `count` partials in their order: calls add(j, w_j) for each. partial(j): the LogSumExp of one. `max`: of them
+// all, which is finite.
+template <class Base, class Partial, class Add>
+DISTMK_FN LogSumExp<Base> merge(uint32_t count, float max, const Partial& partial, const Add& add) {
+  LogSumExp<Base> total;
+  total.max = max;
+  DISTMK_UNROLL
+  for (uint32_t j = 0; j < count; ++j) add(j, total.add(partial(j)));
+  return total;
+}
+// The maximum of `count` partials.
+template <class Partial>
+DISTMK_FN float max_of_partials(uint32_t count, const Partial& partial) {
+  float max = -INFINITY;
+  DISTMK_UNROLL
+  for (uint32_t j = 0; j < count; ++j) max = fmaxf(max, partial(j).max);
+  return max;
+}
 
 }  // namespace distmk

@@ -3,22 +3,9 @@
 // out for themselves, with the same result.
 #pragma once
 #include "runtime/context.h"
+#include "runtime/scoring.h"
 
 namespace distmk {
-
-// Positions that the rows of a run see together, the last ones of its sequence: each row sees `window` of them, up to
-// its own.
-DISTMK_FN uint32_t num_seen(uint32_t window, const BatchRun& run, uint32_t num_rows) {
-  const uint32_t kv_len = static_cast<uint32_t>(run.kv_len), most = window + (num_rows - 1);
-  return kv_len < most ? kv_len : most;
-}
-DISTMK_FN uint32_t num_seen(uint32_t window, const BatchRun& run) {
-  return num_seen(window, run, static_cast<uint32_t>(run.num_rows));
-}
-// The first position that the row at `position` sees.
-DISTMK_FN uint32_t first_seen(uint32_t window, uint32_t position) {
-  return position < window ? 0 : position + 1 - window;
-}
 
 // Whether every split has `min_split` positions and begins at a multiple of that, whatever else the batch holds. The
 // arithmetic of a row is then the same in any company and in any chunk of its prompt. Positions before a window are in

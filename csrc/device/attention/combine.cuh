@@ -63,7 +63,7 @@ struct SliceCombine {
   DISTMK_FN float combine() const {
     const uint32_t lane = threadIdx.x % 32, own_group = lane / ELEMENT_LANES;
     const float own_max = lane < num_splits ? __uint_as_float(header.x) : -INFINITY;
-    float weight = combine_weight(own_max, lanes_max<32>(own_max));  // finite, as a row sees its own position
+    float weight = lane_weight<32>(own_max);  // finite, as a row sees its own position
     weight = __fdividef(weight, warp_sum(__uint_as_float(header.y) * weight));
     float acc[4] = {};
     const auto add_half = [&](uint32_t first) {

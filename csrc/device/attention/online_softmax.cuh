@@ -41,7 +41,7 @@ DISTMK_FN void cap_scores(float (&scores)[2][4], float cap) {
   for (auto& block : scores)
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
-      block[e] = capped(block[e] + block[2 + e], cap);
+      block[e] = capped<Base2>(block[e] + block[2 + e], cap);
       block[2 + e] = 0.0f;
     }
 }

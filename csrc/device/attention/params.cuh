@@ -2,9 +2,9 @@
 // Q: [rows of a run x query heads of one KV head, head_dim]; K, V: [positions of the split, head_dim] in the paged
 // cache. Here are the instance's index arithmetic, its shared memory, and what the dispatcher has worked out for it.
 #pragma once
-#include "device/attention/softcap.cuh"
 #include "device/core/bf16.cuh"
 #include "device/core/shared.cuh"
+#include "runtime/kv_cache.h"
 #include "runtime/splits.h"
 
 namespace distmk {
@@ -44,12 +44,11 @@ struct ParamsOf : AttentionSplit {
   DISTMK_FN __nv_bfloat16* k_cache() const { return context.at<__nv_bfloat16>(args.k_cache); }
   DISTMK_FN __nv_bfloat16* v_cache() const { return context.at<__nv_bfloat16>(args.v_cache); }
   DISTMK_FN float* f32(uint64_t operand) const { return context.at<float>(operand); }
-  // Row of a position in the caches, which are [page, KV head, position in page] rows of head_dim elements.
+  // Row of a position in the caches.
   DISTMK_FN uint32_t kv_row(uint32_t position) const {
-    const uint32_t shift = 31 - __clz(static_cast<int>(args.page_size));  // a power of two of positions
-    const int32_t* pages = context.at<int32_t>(args.page_table) + uint64_t(run.slot) * args.max_pages;
-    const auto page = static_cast<uint32_t>(__ldcg(pages + (position >> shift)));
-    return ((page * args.num_kv + instance.kv_head) << shift) + (position & (args.page_size - 1));
+    const uint32_t shift = floor_log2(args.page_size);
+    const uint32_t page = page_of(context.at<int32_t>(args.page_table), args, run.slot, position, shift);
+    return row_of_block(args, head_block(args, page, instance.kv_head), position, shift);
   }
   DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
     return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +
@@ -79,11 +78,9 @@ struct ParamsOf : AttentionSplit {
            fused_partial_begin(first_head + query, split, args.max_splits, head_dim());
   }
 
-  // XOR swizzle of the caches, in elements: the 16-byte chunks of a position are permuted by its number in the page. A
-  // warp that reads a KV tile in shared memory, K of two positions or V of four in a phase, then meets no bank twice.
-  // Pages of fewer than eight positions, and heads that are no multiple of 64, are not swizzled.
+  // See cache_swizzle().
   DISTMK_FN uint32_t swizzle(uint32_t position) const {
-    return !ONE_ROW && (args.head_dim % 64 || args.page_size % 8) ? 0 : 8 * (position % 8 ^ position % 2 * 4);
+    return !ONE_ROW && (args.head_dim % 64 || args.page_size % 8) ? 0 : cache_swizzle(position);
   }
 
   // KV tiles are KV_TILE positions, aligned to KV_TILE. Step 0 is the split's last tile, so that tiles with new
@@ -145,13 +142,11 @@ DISTMK_FN AttentionSplit split_of(const Context& context, const AttentionArgs& a
   const Batch& batch = *context.batch(args.batch);
   const AttentionInstance instance = attention_instance(args, batch, index);
   const BatchRun run = batch.runs[instance.run];
-  const uint32_t model_kv = args.kv_begin + instance.kv_head;
-  const uint32_t first = max(model_kv * args.group, args.q_begin),
-                 last = min((model_kv + 1) * args.group, args.q_begin + args.num_q);
+  const QueryHeads<false> heads(args, instance.kv_head);
   return {instance,
           run,
-          first - args.q_begin,
-          last - first,
+          heads.first,
+          heads.num,
           split_begin(args, run, instance.split, instance.num_splits),
           split_begin(args, run, instance.split + 1, instance.num_splits),
           batch.num_rows};

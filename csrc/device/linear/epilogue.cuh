@@ -11,8 +11,9 @@
 #include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"
 #include "device/linear/mainloop.cuh"
-#include "device/linear/pointwise.cuh"
 #include "device/sampling/argmax.cuh"
+#include "runtime/pointwise.h"
+#include "runtime/rms.h"
 #include "runtime/row_sample.h"
 
 namespace distmk {
@@ -101,7 +102,7 @@ DISTMK_FN float norm_scale(const Args& args, uint32_t token) {
   float squares = 0;
 #pragma unroll
   for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[token][warp];
-  return rsqrtf(__fdividef(squares, static_cast<float>(args.k)) + args.eps);
+  return over_rms(squares, args.k, args.eps);
 }
 
 // Partial sums lie as [warp][token of the N tile][weight row of the M block].
@@ -208,7 +209,7 @@ struct BlockEpilogue {
       float value = sum_partials(of_token, row) * scale + pointers.bias;
       if (pointers.up_rows) {
         const float up = sum_partials(of_token, row + pointers.up_rows) * scale + pointers.up_bias;
-        value = params.kind() == Epilogue::GEGLU ? geglu(value, up) : swiglu(value, up);
+        value = params.kind() == Epilogue::GEGLU ? geglu<BaseE>(value, up) : swiglu<BaseE>(value, up);
       }
       value += residual[i];
       pointers.store(token, value);
@@ -216,7 +217,7 @@ struct BlockEpilogue {
         thread_best(i) = better_of(thread_best(i), {value, static_cast<int32_t>(params.args.first_token + column)});
         if (stores_logits(params, token))
           params.context.template at<float>(params.args.logits)[uint64_t{token} * params.args.logits_stride + column] =
-              softcapped(value, params.args.softcap);
+              softcapped<BaseE>(value, params.args.softcap);
       }
       if (params.kind() == Epilogue::PUSH && column < block.end) push_to_others<ONE_TOKEN>(token, column, value);
     }

@@ -88,7 +88,7 @@ class FusedCombine {
   // `lse`: this lane's split's, -inf if there is none.
   DISTMK_FN static uint4 weighted_sum(const uint4 (&values)[COMBINE_WIDTH], float lse) {
     float acc[8] = {}, sum = 0;
-    const float weight = combine_weight(lse, attention::lanes_max<COMBINE_WIDTH>(lse));
+    const float weight = attention::lane_weight<COMBINE_WIDTH>(lse);
 #pragma unroll
     for (uint32_t i = 0; i < COMBINE_WIDTH; ++i) {
       const float w = __shfl_sync(~0u, weight, i, COMBINE_WIDTH);

@@ -4,6 +4,8 @@
 #pragma once
 #include "device/wide/row_vectors.cuh"
 #include "device/wide/runs.cuh"
+#include "runtime/rms.h"
+#include "runtime/rope.h"
 
 namespace distmk {
 namespace wide {
@@ -67,16 +69,16 @@ DISTMK_FN void norm_and_rotate(const HeadLanes& lanes, HeadPart& part, bool has_
   const float squares = lanes.sum(has_elements ? dot(a, a) + dot(b, b) : 0.0f);
   if (!has_elements) return;
   if (norm.wanted) {
-    const float scale = rsqrtf(__fdividef(squares, static_cast<float>(dim)) + eps);
+    const float scale = over_rms(squares, dim, eps);
     a = scaled(product(a, norm.first), scale);
     b = scaled(product(b, norm.second), scale);
   }
   const float4 cosine = *reinterpret_cast<const float4*>(rope + e),
                sine = *reinterpret_cast<const float4*>(rope + half + e);
-  part.first = {pack_bf16(a.x * cosine.x - b.x * sine.x, a.y * cosine.y - b.y * sine.y),
-                pack_bf16(a.z * cosine.z - b.z * sine.z, a.w * cosine.w - b.w * sine.w)};
-  part.second = {pack_bf16(b.x * cosine.x + a.x * sine.x, b.y * cosine.y + a.y * sine.y),
-                 pack_bf16(b.z * cosine.z + a.z * sine.z, b.w * cosine.w + a.w * sine.w)};
+  part.first = {pack_bf16(rotated_first(a.x, b.x, cosine.x, sine.x), rotated_first(a.y, b.y, cosine.y, sine.y)),
+                pack_bf16(rotated_first(a.z, b.z, cosine.z, sine.z), rotated_first(a.w, b.w, cosine.w, sine.w))};
+  part.second = {pack_bf16(rotated_second(a.x, b.x, cosine.x, sine.x), rotated_second(a.y, b.y, cosine.y, sine.y)),
+                 pack_bf16(rotated_second(a.z, b.z, cosine.z, sine.z), rotated_second(a.w, b.w, cosine.w, sine.w))};
 }
 
 // A head of a row: a query, a key or a value.
@@ -95,7 +97,7 @@ struct AppendedHead {
       const uint32_t kv_head = index - args.num_q - (is_key ? 0 : args.num_kv), p = row.position;
       to = context.at<__nv_bfloat16>(is_key ? args.k_cache : args.v_cache) +
            uint64_t{row.cache_row + kv_head * args.page_size} * dim;
-      if (swizzles_cache(dim, args.page_size)) swizzle = 8 * (p % 8 ^ p % 2 * 4);
+      if (swizzles_cache(dim, args.page_size)) swizzle = cache_swizzle(p);
     }
     *reinterpret_cast<uint2*>(to + (e ^ swizzle)) = part.first;
     *reinterpret_cast<uint2*>(to + (e + dim / 2 ^ swizzle)) = part.second;

@@ -48,7 +48,7 @@ class AttentionJobs {
     const uint32_t num_blocks = blocks_of(i, schedule_.job_queries), from_last = index / args_.num_kv;
     job.kv_head = index - from_last * args_.num_kv;
     job.first_query = (num_blocks - 1 - from_last) * queries;
-    const QueryHeads heads(args_, job.kv_head);
+    const QueryHeads<> heads(args_, job.kv_head);
     job.first_head = heads.first;
     job.num_heads = heads.num;
     if (job.first_query >= static_cast<uint32_t>(job.run.num_rows) * job.num_heads) return false;

@@ -207,7 +207,7 @@ DISTMK_NOINLINE void run_attention_job() {
   Warp warp;
   warp.begin(args.head_dim,
              [&](uint32_t i) { return QueryPlace(job, min(query + 8 * i, num_queries - 1)).input(args); });
-  attend(warp, copies, visible, (num_keys + KV_ROWS - 1) / KV_ROWS, args.scale * attention::LOG2_E);
+  attend(warp, copies, visible, (num_keys + KV_ROWS - 1) / KV_ROWS, args.scale * LOG2_E);
   mark(Mark::LAST);
   warp.reduce_sums();
   if constexpr (Warp::WAYS > 1) {

@@ -82,18 +82,6 @@ DISTMK_FN T* at_operand(uint64_t operand) {
   return reinterpret_cast<T*>(reinterpret_cast<const RankState*>(shared().state_memory)->address(operand));
 }
 
-// Query heads of this rank that share a KV head: a rank's first and last KV head may have fewer than a group, or none.
-struct QueryHeads {
-  uint32_t first, num;
-
-  DISTMK_FN QueryHeads(const WideAttentionArgs& args, uint32_t kv_head) {
-    const uint32_t begin = (args.kv_begin + kv_head) * args.group;
-    const uint32_t own_begin = max(begin, args.q_begin), end = min(begin + args.group, args.q_begin + args.num_q);
-    first = own_begin - args.q_begin;
-    num = end > own_begin ? end - own_begin : 0;
-  }
-};
-
 // Where a query of a run and a KV head is: queries are numbered row * num_heads + head.
 struct QueryPlace {
   uint32_t row, head;  // of the iteration, of this rank

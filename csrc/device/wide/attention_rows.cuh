@@ -34,7 +34,7 @@ class RowJobs {
       if (index < schedule.num_block_jobs) continue;
       const uint32_t row_job = index - schedule.num_block_jobs, row_run = row_job / plan.args.num_kv;
       kv_head = row_job - row_run * plan.args.num_kv;
-      const QueryHeads heads(plan.args, kv_head);
+      const QueryHeads<> heads(plan.args, kv_head);
       if (!heads.num) continue;
       run = schedule.runs[schedule.num_block_runs + row_run];
       first_head = heads.first;
@@ -182,7 +182,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
     const uint32_t first_end = job.first_new() + 1;
     const uint32_t seen_by_all = job.end() - min(job.end(), args.window);
     const uint32_t window = args.window;
-    const float softcap = args.softcap, scale = args.scale * attention::LOG2_E;
+    const float softcap = args.softcap, scale = args.scale * LOG2_E;
     this->clear();
 #pragma unroll 1
     for (uint32_t first = job.first_position(); first < job.end(); first += ROW_STRIDE) {
@@ -247,19 +247,15 @@ DISTMK_FN void combine_rows(const RowJobs& job) {
   for (uint32_t i = threadIdx.x; i < job.num_queries() * DIM / 2; i += NUM_CONSUMERS) {
     const uint32_t query = i / (DIM / 2), pair = i % (DIM / 2);
     if (2 * pair >= args.head_dim) continue;
-    LogSumExp<Base2> total;
-#pragma unroll
-    for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) total.max = fmaxf(total.max, partials.softmax[warp][query].max);
     float2 o = {0.0f, 0.0f};
-#pragma unroll
-    for (uint32_t way = 0; way < NUM_WARPS; ++way) {
-      const uint32_t warp = job.warp_of(way);
-      const float weight = total.add(partials.softmax[warp][query]);
-      const float2 each = *RowWarp<DIM>::accumulated(partials.accumulators[warp], query, pair);
+    const auto of_warp = [&](uint32_t warp) -> const auto& { return partials.softmax[warp][query]; };
+    const auto of_way = [&](uint32_t way) -> const auto& { return of_warp(job.warp_of(way)); };
+    const auto add = [&](uint32_t way, float weight) {
+      const float2 each = *RowWarp<DIM>::accumulated(partials.accumulators[job.warp_of(way)], query, pair);
       o.x += weight * each.x;
       o.y += weight * each.y;
-    }
-    const float scale = normalizer(total.sum);
+    };
+    const float scale = normalizer(merge<Base2>(NUM_WARPS, max_of_partials(NUM_WARPS, of_warp), of_way, add).sum);
     *reinterpret_cast<uint32_t*>(out + QueryPlace(job, query).output(args, 2 * pair)) =
         pack_bf16(o.x * scale, o.y * scale);
   }

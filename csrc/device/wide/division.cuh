@@ -7,7 +7,8 @@
 // weights at the same time.
 #pragma once
 #include "runtime/context.h"
-#include "runtime/gated.h"
+#include "runtime/pointwise.h"
+#include "runtime/slabs.h"
 
 namespace distmk {
 namespace wide {
@@ -68,7 +69,6 @@ struct Division {
       set_tile(MAX_TOKENS / 2, args.num_splits);
   }
 
-  // See SlabPartition (distmk/tasks/wide_linear.py).
   DISTMK_FN TileRows tile_rows(const WideLinearArgs& args, uint32_t m_tile) const {
     const uint32_t slab = m_tile / tiles_per_slab, first = m_tile % tiles_per_slab * M_TILE;
     const uint32_t begin = slab_begin(args, slab), rows = slab_begin(args, slab + 1) - begin;
@@ -86,14 +86,6 @@ struct Division {
     tile_tokens = tokens;
     num_n_tiles = (num_tokens + tile_tokens - 1) / tile_tokens;
     num_columns = num_n_tiles * num_splits;
-  }
-  DISTMK_FN static uint32_t num_pairs(const WideLinearArgs& args) {
-    return (args.num_rows - args.num_reduced * args.reduced_rows + 1) / 2;
-  }
-  DISTMK_FN static uint32_t slab_begin(const WideLinearArgs& args, uint32_t slab) {
-    if (slab < args.num_reduced) return slab * args.reduced_rows;
-    const uint32_t num_others = args.num_slabs - args.num_reduced, other = slab - args.num_reduced;
-    return min(args.num_reduced * args.reduced_rows + 2 * (num_pairs(args) * other / num_others), args.num_rows);
   }
 };
 

@@ -66,9 +66,9 @@ class FeaturePair {
     float v = output_of(token)[row_[i]] + bias_[i];
     if constexpr (PAIRED) {
       const float up = output_of(token)[up_row_[i]] + up_bias_[i];
-      v = EPILOGUE == Epilogue::GEGLU ? linear::geglu(v, up) : linear::swiglu(v, up);
+      v = EPILOGUE == Epilogue::GEGLU ? geglu<BaseE>(v, up) : swiglu<BaseE>(v, up);
     }
-    if constexpr (EPILOGUE == Epilogue::LOGITS) v = linear::softcapped(v, softcap_);
+    if constexpr (EPILOGUE == Epilogue::LOGITS) v = softcapped<BaseE>(v, softcap_);
     return known_[i] ? v : 0.0f;
   }
 };

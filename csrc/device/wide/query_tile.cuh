@@ -1,8 +1,8 @@
 // A warp's tile of 16 queries of wide attention: the online softmax of their scores, and their output so far.
 #pragma once
 #include "device/attention/lse.cuh"
-#include "device/attention/softcap.cuh"
 #include "device/core/bf16.cuh"
+#include "runtime/scoring.h"
 
 namespace distmk {
 namespace wide {
@@ -29,7 +29,7 @@ struct QueryTile {
   // Scores by `scale`, which has log2(e), and capped.
   DISTMK_FN static void cap(float (&s)[SCORES], float scale, float softcap) {
 #pragma unroll
-    for (uint32_t i = 0; i < SCORES; ++i) s[i] = attention::capped(s[i] * scale, softcap);
+    for (uint32_t i = 0; i < SCORES; ++i) s[i] = capped<Base2>(s[i] * scale, softcap);
   }
   // Position of a lane's score i of those from position `first` on.
   DISTMK_FN static uint32_t position(uint32_t first, uint32_t i) { return first + lane() % 4 * 2 + i / 4 * 8 + i % 2; }

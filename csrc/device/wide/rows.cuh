@@ -3,6 +3,7 @@
 #include "device/attention/lse.cuh"
 #include "device/core/shared.cuh"
 #include "device/wide/row_vectors.cuh"
+#include "runtime/rms.h"
 
 namespace distmk {
 namespace wide {
@@ -123,7 +124,7 @@ class RowSums {
   DISTMK_FN float over_rms(uint32_t i) const {
     float squares = 0.0f;
     for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += squares_at(i)[warp];
-    return rsqrtf(__fdividef(squares, static_cast<float>(args_.k)) + args_.eps);
+    return distmk::over_rms(squares, args_.k, args_.eps);
   }
 
   // Columns col, col + STEP, ... of ITEMS_IN_FLIGHT; returns their squares.

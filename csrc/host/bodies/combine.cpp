@@ -13,15 +13,15 @@ namespace {
 // w_s = 0.
 void combine_slice(uint16_t* __restrict out, const float* __restrict partials, uint32_t num_splits,
                    uint32_t num_elements) {
-  LogSumExp<BaseE> total;
-  for (uint32_t s = 0; s < num_splits; ++s) total.max = std::max(total.max, partials[s * PARTIAL_FLOATS]);
   float acc[COMBINE_SLICE] = {};
-  for (uint32_t s = 0; s < num_splits; ++s) {
-    const float* partial = partials + s * PARTIAL_FLOATS;
-    const float weight = total.add({partial[0], partial[1]});
-    for (uint32_t d = 0; d < num_elements; ++d) acc[d] += weight * partial[PARTIAL_HEADER_FLOATS + d];
-  }
-  const float scale = normalizer(total.sum);
+  const auto partial = [&](uint32_t s) {
+    return LogSumExp<BaseE>{partials[s * PARTIAL_FLOATS], partials[s * PARTIAL_FLOATS + 1]};
+  };
+  const auto add = [&](uint32_t s, float weight) {
+    const float* elements = partials + s * PARTIAL_FLOATS + PARTIAL_HEADER_FLOATS;
+    for (uint32_t d = 0; d < num_elements; ++d) acc[d] += weight * elements[d];
+  };
+  const float scale = normalizer(merge<BaseE>(num_splits, max_of_partials(num_splits, partial), partial, add).sum);
   for (uint32_t d = 0; d < num_elements; ++d) out[d] = simd::to_bf16(acc[d] * scale);
 }
 

@@ -1,4 +1,4 @@
-#include "host/simd.h"
+#include "host/bodies/rows.h"
 #include "runtime/context.h"
 
 namespace distmk {
@@ -21,21 +21,11 @@ void body_sum(Context& context, const SumArgs& args) {
   float* blocks = context.at<float>(args.blocks);
   float* dst = context.at<float>(args.dst);
   auto* out_bf16 = context.at<uint16_t>(args.out_bf16);
-  const uint32_t first = args.add ? 0 : 1;  // the first block to add, not to start from
   for (uint32_t row = 0; row < num_rows; ++row) {
     const float* in = blocks + row * pitch;
     float* out = dst + uint64_t{row} * args.dst_stride;
-    uint32_t i = 0;
-    for (; i + LANES <= args.num; i += LANES) {
-      Vec total = load(args.add ? out + i : in + i);
-      for (uint32_t b = first; b < args.num_blocks; ++b) total += load(in + b * step + i);
-      store(out + i, total);
-    }
-    for (; i < args.num; ++i) {
-      float total = args.add ? out[i] : in[i];
-      for (uint32_t b = first; b < args.num_blocks; ++b) total += in[b * step + i];
-      out[i] = total;
-    }
+    if (!args.add) memcpy(out, in, args.num * sizeof(float));
+    for (uint32_t b = args.add ? 0 : 1; b < args.num_blocks; ++b) add_row(out, in + b * step, args.num);
     if (out_bf16) to_bf16(out_bf16 + uint64_t{row} * args.out_bf16_stride, out, args.num);
   }
   clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.num);

@@ -1,17 +1,14 @@
-// Linear layers on the host: out[n, m] = epilogue(sum over k of W[m, k] X[n, k]) for a slab of weight rows m and all
-// tokens n, bf16 weights and activations, float32 sums. The formulas of each epilogue are in
-// device/linear/epilogue.cuh. Here a slab is row-major, not packed in tiles; that of a gated task is its gate rows,
-// then its up rows.
+// Linear layers on the host (product.h): value[n, m] = scale[n] * sum over k of W[m, k] X[n, k] + bias[m] of rows n and
+// weight rows m, and what becomes of it. The formulas of each epilogue are in device/linear/epilogue.cuh. Weights are
+// row-major here, not packed in tiles; those of a gated task are its gate rows, then its up rows, slab by slab.
 #include <algorithm>
-#include <cmath>
 
-#include "host/bodies/matmul.h"
-#include "runtime/argmax.h"
-#include "runtime/context.h"
-#include "runtime/gated.h"
+#include "host/bodies/product.h"
+#include "host/bodies/rows.h"
 #include "runtime/log_sum_exp.h"
 #include "runtime/row_sample.h"
 #include "runtime/splits.h"
+#include "runtime/wide_batch.h"
 
 namespace distmk {
 
@@ -22,14 +19,28 @@ namespace {
 struct InputTag;
 struct PartialTag;
 struct PackedTag;
-struct ProductTag;
 
-// The tokens that a task multiplies, and where the product of each goes.
+Weights weights_of(const Context& context, const LinearArgs& args) {
+  const Gate gate = gate_of(static_cast<Epilogue>(args.epilogue));
+  return {context.at<uint16_t>(args.weight), context.at<float>(args.bias), gate, args.k,
+          gate == Gate::NONE ? args.n : 2 * args.n};
+}
+Weights weights_of(const Context& context, const WideLinearArgs& args) {
+  return {context.at<uint16_t>(args.weight),
+          context.at<float>(args.bias),
+          gate_of(static_cast<Epilogue>(args.epilogue)),
+          args.k,
+          args.num_rows,
+          args.num_slabs,
+          args.num_reduced,
+          args.reduced_rows};
+}
+
+// The rows of the batch that a task multiplies.
 struct Tokens {
   uint32_t count = 0;
-  uint32_t row[MAX_ROWS];  // of the batch
-  float* product[MAX_ROWS];
-  float norm_scale[MAX_ROWS];  // 1 / rms of the token's activations, for normalized tasks
+  uint32_t row[MAX_ROWS];
+  float norm_scale[MAX_ROWS];  // 1 / rms of the token's activations, for normalized tasks; else 1
 };
 
 Tokens select_tokens(const Batch* batch, bool sampled_only) {
@@ -47,24 +58,20 @@ void combine_partials(float* x, const Context& context, const LinearArgs& args, 
   const auto* partials = context.at<uint16_t>(args.fused_partials);
   float* elements = scratch<PartialTag>(args.head_dim);
   for (uint32_t head = 0; head < args.k / args.head_dim; ++head, x += args.head_dim) {
-    const auto partial = [&](uint32_t split) {
+    const auto at = [&](uint32_t split) {
       return partials + fused_partial_begin(head, split, args.max_splits, args.head_dim);
     };
-    const auto log_sum_exp = [&](uint32_t split) {
-      float value;
-      memcpy(&value, partial(split), sizeof value);
-      return value;
+    const auto partial = [&](uint32_t split) {
+      LogSumExp<BaseE> found{0.0f, 1.0f};
+      memcpy(&found.max, at(split), sizeof found.max);
+      return found;
     };
-    float max = -INFINITY, sum = 0.0f;
-    for (uint32_t s = 0; s < num_splits; ++s) max = std::max(max, log_sum_exp(s));
     std::fill(x, x + args.head_dim, 0.0f);
-    for (uint32_t s = 0; s < num_splits; ++s) {
-      const float weight = combine_weight(log_sum_exp(s), max);
-      sum += weight;
-      from_bf16(elements, partial(s) + FUSED_PARTIAL_HEADER, args.head_dim);
+    const auto add = [&](uint32_t split, float weight) {
+      from_bf16(elements, at(split) + FUSED_PARTIAL_HEADER, args.head_dim);
       for (uint32_t d = 0; d < args.head_dim; ++d) x[d] += weight * elements[d];
-    }
-    const float scale = normalizer(sum);
+    };
+    const float scale = normalizer(merge<BaseE>(num_splits, max_of_partials(num_splits, partial), partial, add).sum);
     for (uint32_t d = 0; d < args.head_dim; ++d) x[d] = from_bf16(to_bf16(x[d] * scale));
   }
 }
@@ -78,133 +85,134 @@ PackedRows pack_activations(const Context& context, const LinearArgs& args, Toke
       combine_partials(x, context, args, batch->runs[0]);
     else
       from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{tokens.row[i]} * args.x_stride, args.k);
-    if (args.normalized)
-      tokens.norm_scale[i] = 1.0f / std::sqrt(sum_squares(x, args.k) / static_cast<float>(args.k) + args.eps);
-    packed.set(i, x, 1.0f);
+    tokens.norm_scale[i] = args.normalized ? over_rms(x, args.k, args.eps) : 1.0f;
+    packed.set(i, x);
   }
   packed.finish();
   return packed;
 }
 
-// ARGMAX: of the rows that need their logits, if not of all.
-bool stores_product(const Context& context, const LinearArgs& args, uint32_t row) {
-  const Batch* batch = context.at<Batch>(args.batch);
-  return static_cast<Epilogue>(args.epilogue) != Epilogue::ARGMAX || args.keeps_logits || !batch ||
-         needs_logits(batch->rows[row]);
-}
-
-// Products are computed in place where the epilogue does no more than add the bias, in scratch memory otherwise.
-void place_products(const Context& context, const LinearArgs& args, uint32_t num_cols, Tokens& tokens) {
-  float* matrix = nullptr;
-  uint64_t stride = 0;
-  switch (static_cast<Epilogue>(args.epilogue)) {
-    case Epilogue::STORE:
-      matrix = context.at<float>(args.out);
-      stride = args.out_stride;
-      break;
-    case Epilogue::PUSH:
-      matrix = context.at<float>(args.out);
-      stride = args.n;
-      break;
-    case Epilogue::ARGMAX:
-      matrix = context.at<float>(args.logits);  // null: logits are not stored
-      stride = args.logits_stride;
-      break;
-    default:
-      break;
+void store_sums(const Context& context, const LinearArgs& args, uint32_t row, const Sums& sums) {
+  const auto epilogue = static_cast<Epilogue>(args.epilogue);
+  const uint64_t at = uint64_t{row} * (epilogue == Epilogue::PUSH ? args.n : args.out_stride) + sums.first;
+  if (is_gated(epilogue)) return to_bf16(context.at<uint16_t>(args.out) + at, sums.values, sums.count);
+  float* out = context.at<float>(args.out) + at;
+  if (epilogue == Epilogue::ARGMAX) {
+    Candidate& best = context.at<Candidate>(args.out)[row];
+    best = better_of(best, best_of(sums.values, 0, sums.count, args.first_token + sums.first));
+    const Batch* batch = context.at<Batch>(args.batch);
+    if (!args.logits || !(args.keeps_logits || !batch || needs_logits(batch->rows[row]))) return;
+    softcap_row(sums.values, sums.count, args.softcap);
+    out = context.at<float>(args.logits) + uint64_t{row} * args.logits_stride + sums.first;
   }
-  const bool packs = !matrix || static_cast<Epilogue>(args.epilogue) == Epilogue::ARGMAX;
-  float* packed = packs ? scratch<ProductTag>(uint64_t{tokens.count} * num_cols) : nullptr;
-  for (uint32_t i = 0; i < tokens.count; ++i)
-    tokens.product[i] = matrix && stores_product(context, args, tokens.row[i]) ? matrix + stride * tokens.row[i]
-                                                                               : packed + uint64_t{i} * num_cols;
+  if (epilogue == Epilogue::ADD)
+    add_row(out, sums.values, sums.count);
+  else
+    memcpy(out, sums.values, sums.count * sizeof(float));
+  if (args.out_bf16)
+    to_bf16(context.at<uint16_t>(args.out_bf16) + uint64_t{row} * args.out_bf16_stride + sums.first, out, sums.count);
 }
 
-void scale_row(float* y, float scale, uint32_t n) {
-  for (uint32_t j = 0; j < n; ++j) y[j] *= scale;
+// `reset`: an earlier iteration's bf16 output, or if there is none, its output.
+void reset_rows(const Context& context, const LinearArgs& args, uint32_t num_rows) {
+  if (args.out_bf16)
+    clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.n);
+  else if (is_gated(static_cast<Epilogue>(args.epilogue)))
+    clear(context.at<uint16_t>(args.reset), num_rows, args.out_stride, args.n);
+  else
+    clear(context.at<float>(args.reset), num_rows, args.out_stride, args.n);
 }
 
-void add_row(float* __restrict y, const float* __restrict x, uint32_t n) {
-  for (uint32_t j = 0; j < n; ++j) y[j] += x[j];
-}
+// How the workers divide the panels of a product, and if those are too few for them, the groups of rows as well.
+struct Grid {
+  uint32_t num_cols, num_rows;
 
-// out = gate / (1 + e^-z(gate)) * up (runtime/gated.h); out may be gate.
-template <class Exponent>
-void gated_row(float* out, const float* gate, const float* up, uint32_t n, const Exponent& z) {
-  uint32_t j = 0;
-  for (; j + LANES <= n; j += LANES) {
-    const Vec g = load(gate + j);
-    store(out + j, g / (exp_of(-z(g)) + 1.0f) * load(up + j));
+  Grid(uint32_t num_panels, uint32_t num_groups, uint32_t num_workers) : num_cols(num_workers), num_rows(1) {
+    const auto cost = [&](uint32_t shares) {
+      return uint64_t{ceil_div(num_panels, num_workers / shares)} * ceil_div(num_groups, shares);
+    };
+    for (uint32_t shares = 2; shares <= num_workers; ++shares)
+      if (num_workers % shares == 0 && cost(shares) < cost(num_rows)) num_rows = shares;
+    num_cols = num_workers / num_rows;
   }
-  for (; j < n; ++j) out[j] = gate[j] / (1.0f + std::exp(-z(gate[j]))) * up[j];
+};
+
+void multiply_all(Context& context, const WideLinearArgs& args, uint32_t num_rows) {
+  const bool is_parts = static_cast<Epilogue>(args.epilogue) == Epilogue::PARTS;
+  const uint32_t per_rank = rows_per_rank(num_rows, context.num_ranks());
+  float* parts[MAX_RANKS] = {};
+  for (uint32_t rank = 0; is_parts && rank < context.num_ranks(); ++rank)
+    parts[rank] = on_rank<float>(context, rank, args.out);
+  auto* rounded = context.at<uint16_t>(args.out);
+
+  const Weights weights = weights_of(context, args);
+  const ManyRows product(weights, context.at<uint16_t>(args.x), num_rows);
+  const uint32_t shares = num_shares(context), num_panels = product.num_panels(), num_groups = product.num_groups();
+  const Grid grid(num_panels, num_groups, shares);
+  run_shares(context, shares * args.num_splits, [&](uint32_t index) {
+    const uint32_t part = index % shares, split = index / shares;
+    const Range blocks = share(ceil_div(args.k, WIDE_COLS), split, args.num_splits);  // splits have whole ones
+    const auto store = [&](const Sums& sums) __attribute__((always_inline)) {
+      sums.finish(weights, 1.0f, split == 0);
+      if (!is_parts) return sums.round_to(rounded + uint64_t{sums.row} * args.out_stride + sums.first);
+      float* out = parts[sums.row / per_rank] + uint64_t{sums.row % per_rank} * args.out_stride;
+      memcpy(out + uint64_t{args.slot + split} * args.num_rows + sums.first, sums.values, sums.count * sizeof(float));
+    };
+    product.multiply(share(num_panels, part / grid.num_rows, grid.num_cols),
+                     share(num_groups, part % grid.num_rows, grid.num_rows),
+                     {blocks.begin * WIDE_COLS, std::min(blocks.end * WIDE_COLS, args.k)}, store);
+  });
 }
 
-Candidate argmax(const float* logits, uint32_t n, uint32_t first_token) {
-  Candidate best{-INFINITY, -1};
-  for (uint32_t j = 0; j < n; ++j) best = better_of(best, {logits[j], static_cast<int32_t>(first_token + j)});
-  return best;
-}
-
-void write_candidates(const Context& context, const LinearArgs& args, const Tokens& tokens) {
-  auto* out = context.at<Candidate>(args.out);
-  for (uint32_t row = 0; row < MAX_ROWS; ++row) out[row] = {-INFINITY, -1};
-  for (uint32_t i = 0; i < tokens.count; ++i) out[tokens.row[i]] = argmax(tokens.product[i], args.n, args.first_token);
-}
-
-// From the finished products on. All tasks but ARGMAX multiply all tokens, so there tokens.row[i] = i.
-void run_epilogue(Context& context, const LinearArgs& args, const Tokens& tokens) {
-  float* out = context.at<float>(args.out);
-  auto* out_bf16 = context.at<uint16_t>(args.out_bf16);
-  switch (static_cast<Epilogue>(args.epilogue)) {
-    case Epilogue::ADD:
-      for (uint32_t i = 0; i < tokens.count; ++i)
-        add_row(out + uint64_t{i} * args.out_stride, tokens.product[i], args.n);
-      [[fallthrough]];
-    case Epilogue::STORE:
-      to_bf16_rows(out_bf16, args.out_bf16_stride, out, args.out_stride, tokens.count, args.n);
-      if (out_bf16)
-        clear(context.at<uint16_t>(args.reset), tokens.count, args.out_bf16_stride, args.n);
-      else
-        clear(context.at<float>(args.reset), tokens.count, args.out_stride, args.n);
-      break;
-    case Epilogue::SWIGLU:
-    case Epilogue::GEGLU:
-      for (uint32_t i = 0; i < tokens.count; ++i) {
-        float* gate = tokens.product[i];
-        if (static_cast<Epilogue>(args.epilogue) == Epilogue::GEGLU)
-          gated_row(gate, gate, gate + args.n, args.n, [](auto x) { return gelu_exponent(x); });
-        else
-          gated_row(gate, gate, gate + args.n, args.n, [](auto x) { return x; });
-        to_bf16(context.at<uint16_t>(args.out) + uint64_t{i} * args.out_stride, gate, args.n);
-      }
-      clear(context.at<uint16_t>(args.reset), tokens.count, args.out_stride, args.n);
-      break;
-    case Epilogue::PUSH:
-      for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
-        if (rank != context.rank()) context.push(rank, args.out, out, uint64_t{tokens.count} * args.n * sizeof(float));
-      break;
-    case Epilogue::ARGMAX:
-      write_candidates(context, args, tokens);
-      for (uint32_t i = 0; i < tokens.count; ++i) softcap(tokens.product[i], args.n, args.softcap);
-      break;
-  }
+// Few rows, and as many columns as there are tokens: with the same bits in whatever iteration.
+void multiply_sampled(Context& context, const WideLinearArgs& args, uint32_t num_rows) {
+  const Weights weights = weights_of(context, args);
+  const uint32_t shares = num_shares(context);
+  run_shares(context, shares, [&](uint32_t index) {
+    auto packed = PackedRows::in_scratch<PackedTag>(num_rows, args.k, Elements::BF16);
+    float* x = scratch<InputTag>(args.k);
+    for (uint32_t row = 0; row < num_rows; ++row) {
+      from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{row} * args.k, args.k);
+      packed.set(row, x);
+    }
+    packed.finish();
+    multiply_few(weights, share(args.num_rows, index, shares), packed, [&](const Sums& sums) {
+      sums.finish(weights, 1.0f, true);
+      softcap_row(sums.values, sums.count, args.softcap);
+      memcpy(context.at<float>(args.out) + uint64_t{sums.row} * args.out_stride + sums.first, sums.values,
+             sums.count * sizeof(float));
+    });
+  });
 }
 
 }  // namespace
 
 void body_linear(Context& context, const LinearArgs& args) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
-  const uint32_t num_cols = is_gated(epilogue) ? 2 * args.n : args.n;
+  const Weights weights = weights_of(context, args);
   Tokens tokens = select_tokens(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
-  place_products(context, args, num_cols, tokens);
+  if (epilogue == Epilogue::ARGMAX) std::fill_n(context.at<Candidate>(args.out), MAX_ROWS, Candidate{-INFINITY, -1});
   if (tokens.count)
-    matmul(context.at<uint16_t>(args.weight), num_cols, pack_activations(context, args, tokens), tokens.product, 0);
-  const float* bias = context.at<float>(args.bias);
-  for (uint32_t i = 0; i < tokens.count; ++i) {
-    if (args.normalized) scale_row(tokens.product[i], tokens.norm_scale[i], num_cols);
-    if (bias) add_row(tokens.product[i], bias, num_cols);
+    multiply_few(weights, {0, args.n}, pack_activations(context, args, tokens), [&](const Sums& sums) {
+      sums.finish(weights, tokens.norm_scale[sums.row], true);
+      store_sums(context, args, tokens.row[sums.row], sums);
+    });
+  if (epilogue == Epilogue::PUSH) {
+    const auto* out = context.at<float>(args.out);
+    for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
+      if (rank != context.rank()) context.push(rank, args.out, out, uint64_t{tokens.count} * args.n * sizeof(float));
+  } else if (epilogue != Epilogue::ARGMAX) {
+    reset_rows(context, args, tokens.count);
   }
-  run_epilogue(context, args, tokens);
+}
+
+void body_wide_linear(Context& context, const WideLinearArgs& args) {
+  if (args.tiled) return;  // a GPU's matrix
+  const Batch& batch = *context.batch(args.batch);
+  if (args.sampled)
+    multiply_sampled(context, args, batch.num_rows);
+  else if (batch.num_wide_rows)
+    multiply_all(context, args, batch.num_wide_rows);
 }
 
 }  // namespace distmk

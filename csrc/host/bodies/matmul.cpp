@@ -33,32 +33,45 @@ struct Operands {
 template <uint32_t W>
 DISTMK_INLINE Vec in_register(Vec v) {
 #if defined(__FMA__)
-  if constexpr (W > 1) asm("" : "+x"(v));
+  if constexpr (W > 1) asm("" : "+v"(v));
 #elif defined(__aarch64__)
   if constexpr (W > 1) asm("" : "+w"(v));
 #endif
   return v;
 }
 
-// sums += one block of W weight rows times one block of T rows of x.
-template <uint32_t W, uint32_t T>
+// What part `part` of a block of x multiplies of a block of weights, and the sum of the products.
+DISTMK_INLINE Vec multiplied_by(Bits weights, [[maybe_unused]] uint32_t part) {
+#if DISTMK_BF16_PRODUCTS
+  return reinterpret_cast<Vec>(weights);
+#else
+  return part ? odd_of(weights) : even_of(weights);
+#endif
+}
+DISTMK_INLINE Vec add_products(Vec sum, Vec weights, Vec x) {
+#if DISTMK_BF16_PRODUCTS
+  return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)x);
+#else
+  return add_product(sum, weights, x);
+#endif
+}
+
+// sums += one block of W weight rows times one block of T rows of x, in PARTS.
+template <uint32_t W, uint32_t T, uint32_t PARTS>
 DISTMK_INLINE void multiply_block(const uint16_t* w, uint64_t stride, const float* x, Vec (&sums)[W][T]) {
   Vec weights[W];
-  for (uint32_t j = 0; j < W; ++j) weights[j] = even_of(load_block(w + j * stride));
-  for (uint32_t t = 0; t < T; ++t) {
-    const Vec row = in_register<W>(load(x + t * BLOCK));
-    for (uint32_t j = 0; j < W; ++j) sums[j][t] = add_product(sums[j][t], weights[j], row);
-  }
-  for (uint32_t j = 0; j < W; ++j) weights[j] = odd_of(load_block(w + j * stride));
-  for (uint32_t t = 0; t < T; ++t) {
-    const Vec row = in_register<W>(load(x + t * BLOCK + LANES));
-    for (uint32_t j = 0; j < W; ++j) sums[j][t] = add_product(sums[j][t], weights[j], row);
+  for (uint32_t part = 0; part < PARTS; ++part) {
+    for (uint32_t j = 0; j < W; ++j) weights[j] = multiplied_by(load_block(w + j * stride), part);
+    for (uint32_t t = 0; t < T; ++t) {
+      const Vec row = in_register<W>(load(x + (t * PARTS + part) * LANES));
+      for (uint32_t j = 0; j < W; ++j) sums[j][t] = add_products(sums[j][t], weights[j], row);
+    }
   }
 }
 
 // W weight rows times T rows of x. Each pair has one vector of sums whatever W and T are, so that results do not depend
 // on them.
-template <uint32_t W, uint32_t T>
+template <uint32_t W, uint32_t T, uint32_t PARTS>
 void micro_kernel(const Operands& in) {
   const uint32_t num_full = in.k / BLOCK, rest = in.k % BLOCK, num_blocks = num_full + (rest != 0);
   Vec sums[W][T];
@@ -67,16 +80,16 @@ void micro_kernel(const Operands& in) {
   const uint32_t end = std::min(in.end, num_full);
   const uint16_t* w = in.w + uint64_t{in.begin} * BLOCK;
   const uint16_t* ahead = in.w + uint64_t{W} * in.k + PREFETCH_DISTANCE;
-  const float* x = in.x + uint64_t{in.begin} * T * BLOCK;
-  for (uint32_t b = in.begin; b < end; ++b, w += BLOCK, x += T * BLOCK) {
+  const float* x = in.x + uint64_t{in.begin} * T * PARTS * LANES;
+  for (uint32_t b = in.begin; b < end; ++b, w += BLOCK, x += T * PARTS * LANES) {
     if (in.prefetch) {
       // As many bytes as a block uses; in the order of memory if possible, which reads fastest.
       if (in.contiguous)
-        for (uint32_t j = 0; j < W; j += 2) __builtin_prefetch(ahead + (b * W + j) * BLOCK);
+        for (uint32_t i = 0; i < W * BLOCK; i += 32) __builtin_prefetch(ahead + b * W * BLOCK + i);
       else
         for (uint32_t j = 0; j < W; ++j) __builtin_prefetch(w + uint64_t{PANEL + j} * in.k);
     }
-    multiply_block<W, T>(w, in.k, x, sums);
+    multiply_block<W, T, PARTS>(w, in.k, x, sums);
   }
   if (in.end < num_blocks) {
     for (uint32_t j = 0; j < W; ++j)
@@ -86,64 +99,59 @@ void micro_kernel(const Operands& in) {
   if (rest) {
     uint16_t last[W * BLOCK] = {};
     for (uint32_t j = 0; j < W; ++j) memcpy(last + j * BLOCK, w + uint64_t{j} * in.k, rest * sizeof(uint16_t));
-    multiply_block<W, T>(last, BLOCK, x, sums);
+    multiply_block<W, T, PARTS>(last, BLOCK, x, sums);
   }
   for (uint32_t j = 0; j < W; ++j)
     for (uint32_t t = 0; t < T; ++t) in.y[t][in.column + j] = sum_of(sums[j][t]);
 }
 
-// As many weight rows of the `rows_left` as registers allow; returns how many.
-template <uint32_t T>
-uint32_t run_micro_kernel(const Operands& in, uint32_t rows_left) {
-  constexpr uint32_t WIDE = T <= 2 ? 4 : T == 3 ? 3 : 2;
-  if (rows_left >= WIDE) {
-    micro_kernel<WIDE, T>(in);
-    return WIDE;
+// As many weight rows of the `rows_left` as registers allow, times a group of up to T rows; returns how many.
+template <uint32_t PARTS, uint32_t T = PackedRows::GROUP>
+uint32_t run_micro_kernel(uint32_t group_size, const Operands& in, uint32_t rows_left) {
+  constexpr uint32_t MOST = T <= 2 || DISTMK_BF16_PRODUCTS ? 4 : T == 3 ? 3 : 2;
+  if constexpr (T > 1)
+    if (group_size < T) return run_micro_kernel<PARTS, T - 1>(group_size, in, rows_left);
+  if (rows_left >= MOST) {
+    micro_kernel<MOST, T, PARTS>(in);
+    return MOST;
   }
   if (rows_left >= 2) {
-    micro_kernel<2, T>(in);
+    micro_kernel<2, T, PARTS>(in);
     return 2;
   }
-  micro_kernel<1, T>(in);
+  micro_kernel<1, T, PARTS>(in);
   return 1;
 }
 
-uint32_t run_micro_kernel(uint32_t group_size, const Operands& in, uint32_t rows_left) {
-  switch (group_size) {
-    case 1:
-      return run_micro_kernel<1>(in, rows_left);
-    case 2:
-      return run_micro_kernel<2>(in, rows_left);
-    case 3:
-      return run_micro_kernel<3>(in, rows_left);
-    case 4:
-      return run_micro_kernel<4>(in, rows_left);
-    case 5:
-      return run_micro_kernel<5>(in, rows_left);
-    default:
-      return run_micro_kernel<6>(in, rows_left);
-  }
+// A block of a row of x.
+void pack_block(float* out, float (&x)[BLOCK], [[maybe_unused]] uint32_t num_parts) {
+#if DISTMK_BF16_PRODUCTS
+  split_bf16(x, num_parts, reinterpret_cast<uint16_t*>(out), BLOCK);
+#else
+  split_block(out, load(x), load(x + LANES));
+#endif
 }
 
 }  // namespace
 
-void PackedRows::set(uint32_t row, const float* x, float scale) {
-  if (tiled_) return tiles_.set(row, x, scale);
+void PackedRows::set(uint32_t row, const float* x) {
+  if (tiled_) return tiles_.set(row, x);
   uint32_t group = 0;
   while (group_begin(group + 1) <= row) ++group;
   const uint32_t first = group_begin(group);
-  const uint64_t stride = uint64_t{group_begin(group + 1) - first} * BLOCK;
-  float* out = memory_ + first * padded(k_) + (row - first) * BLOCK;
-  uint32_t i = 0;
-  for (; i + BLOCK <= k_; i += BLOCK, out += stride) split_block(out, load(x + i) * scale, load(x + i + LANES) * scale);
-  if (i == k_) return;
-  float last[BLOCK] = {};
-  for (uint32_t j = 0; i + j < k_; ++j) last[j] = x[i + j] * scale;
-  split_block(out, load(last), load(last + LANES));
+  const uint64_t block_floats = num_parts_ * LANES, stride = (group_begin(group + 1) - first) * block_floats;
+  float* out = memory_ + first * row_floats() + (row - first) * block_floats;
+  for (uint32_t i = 0; i < k_; i += BLOCK, out += stride) {
+    float block[BLOCK] = {};
+    memcpy(block, x + i, std::min(k_ - i, BLOCK) * sizeof(float));
+    pack_block(out, block, num_parts_);
+  }
 }
 
-void matmul(const uint16_t* w, uint32_t n, const PackedRows& x, float* const* y, uint32_t column) {
-  if (x.tiled()) return tiled_matmul(w, n, x.tiles(), y, column);
+namespace {
+
+template <uint32_t PARTS>
+void multiply(const uint16_t* w, uint32_t n, const PackedRows& x, float* const* y, uint32_t column) {
   const uint32_t k = x.k(), num_blocks = (k + BLOCK - 1) / BLOCK;
   // A single row of x needs no cache blocking: it stays in the cache, and weights are best read straight through.
   const bool single = x.num_rows() == 1;
@@ -160,11 +168,18 @@ void matmul(const uint16_t* w, uint32_t n, const PackedRows& x, float* const* y,
           float* sums = partial_sums ? partial_sums + (uint64_t{row} * PANEL + (j - first) * size) * LANES : nullptr;
           const Operands in{w + uint64_t{j} * k, x.group(group), k, begin, end, sums, y + row, column + j,
                             group == 0,          num_passes == 1};
-          j += run_micro_kernel(size, in, last - j);
+          j += run_micro_kernel<PARTS>(size, in, last - j);
         }
       }
     }
   }
+}
+
+}  // namespace
+
+void matmul(const uint16_t* w, uint32_t n, const PackedRows& x, float* const* y, uint32_t column) {
+  if (x.tiled()) return tiled_matmul(w, n, x.tiles(), y, column);
+  x.num_parts() == 1 ? multiply<1>(w, n, x, y, column) : multiply<2>(w, n, x, y, column);
 }
 
 }  // namespace distmk

@@ -8,20 +8,7 @@ namespace distmk::panels {
 
 namespace {
 
-typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Elements __attribute__((vector_size(64)));
-
-// Swaps the off-diagonal quarters of each square of 2 D x 2 D words.
-template <uint32_t D, uint32_t... J>
-DISTMK_INLINE void swap_quarters(Words (&rows)[LANES], std::integer_sequence<uint32_t, J...>) {
-#pragma GCC unroll 16
-  for (uint32_t i = 0; i < LANES; ++i) {
-    if (i & D) continue;
-    const Words top = rows[i], bottom = rows[i + D];
-    rows[i] = __builtin_shufflevector(top, bottom, (J & D ? 16 + J - D : J)...);
-    rows[i + D] = __builtin_shufflevector(top, bottom, (J & D ? 16 + J : J + D)...);
-  }
-}
 
 // Up to 16 pairs of columns of LANES rows, transposed.
 DISTMK_INLINE void pack_block(uint32_t* out, const uint16_t* const* rows, uint32_t begin, uint32_t num_cols) {
@@ -30,11 +17,7 @@ DISTMK_INLINE void pack_block(uint32_t* out, const uint16_t* const* rows, uint32
 #pragma GCC unroll 16
   for (uint32_t lane = 0; lane < LANES; ++lane)
     words[lane] = rows[lane] ? (Words)_mm512_maskz_loadu_epi16(mask, rows[lane] + begin) : Words{};
-  const auto all = std::make_integer_sequence<uint32_t, LANES>{};
-  swap_quarters<1>(words, all);
-  swap_quarters<2>(words, all);
-  swap_quarters<4>(words, all);
-  swap_quarters<8>(words, all);
+  transpose(words);
   const uint32_t num_pairs = (num_cols + 1) / 2;
 #pragma GCC unroll 16
   for (uint32_t pair = 0; pair < LANES; ++pair)

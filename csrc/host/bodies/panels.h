@@ -1,11 +1,11 @@
 // Y = X W^T of many rows: bf16 W and X, float32 sums. W is packed in panels of a few of its rows, each pair of columns
 // of all of them side by side, so that a pair of a row of X is multiplied by the whole panel at once.
 #pragma once
-#include "host/bodies/wide_simd.h"
+#include "host/simd.h"
 
 namespace distmk::panels {
 
-using namespace wide;
+using namespace simd;
 
 #if DISTMK_BF16_PRODUCTS
 constexpr uint32_t TILE_ROWS = 12;     // rows of X that are multiplied at once: as many as registers allow

@@ -11,6 +11,7 @@ namespace distmk {
 #if DISTMK_TILES
 
 using namespace tiles;
+using simd::Words, simd::transpose;
 
 namespace {
 
@@ -121,27 +122,14 @@ void multiply_all(const Operands& in) {
   }
 }
 
-// Of 32 floats the nearest bf16, the nearest of what is left (nothing of what is not finite), and so on, a tile apart.
-void split(float (&left)[COLS], uint32_t num_parts, uint16_t* out) {
-  for (uint32_t part = 0; part < num_parts; ++part, out += ELEMENTS) {
-    simd::to_bf16(out, left, COLS);
-    if (part + 1 == num_parts) return;
-    for (uint32_t i = 0; i < COLS; ++i) {
-      const float rounded = simd::from_bf16(out[i]);
-      left[i] = std::abs(rounded) < INFINITY ? left[i] - rounded : 0.0f;
-    }
-  }
-}
-
 }  // namespace
 
-void TiledRows::set(uint32_t row, const float* x, float scale) const {
+void TiledRows::set(uint32_t row, const float* x) const {
   uint16_t* out = group(row / ROWS) + row % ROWS * COLS;
   for (uint32_t i = 0; i < k; i += COLS, out += num_parts * ELEMENTS) {
     float values[COLS] = {};
     memcpy(values, x + i, std::min(COLS, k - i) * sizeof(float));
-    for (float& value : values) value *= scale;
-    split(values, num_parts, out);
+    simd::split_bf16(values, num_parts, out, ELEMENTS);
   }
 }
 
@@ -175,7 +163,7 @@ void tiled_matmul(const uint16_t* w, uint32_t n, const TiledRows& x, float* cons
 
 #else
 
-void TiledRows::set(uint32_t, const float*, float) const { abort(); }
+void TiledRows::set(uint32_t, const float*) const { abort(); }
 void TiledRows::finish() const { abort(); }
 void tiled_matmul(const uint16_t*, uint32_t, const TiledRows&, float* const*, uint32_t) { abort(); }
 

@@ -16,8 +16,8 @@ struct TiledRows {
   uint64_t group_elements() const { return uint64_t{num_blocks()} * num_parts * tiles::ELEMENTS; }
   uint16_t* group(uint32_t index) const { return memory + index * group_elements(); }
 
-  // Stores x * scale as row `row`. A tile holds rows, not pairs, until all are there.
-  void set(uint32_t row, const float* x, float scale) const;
+  // Stores x as row `row`. A tile holds rows, not pairs, until all are there.
+  void set(uint32_t row, const float* x) const;
   // After the last set().
   void finish() const;
 };

@@ -2,8 +2,7 @@
 // IA-32 Architectures Software Developer's Manual, volume 1, chapter 18. Not written with the compiler's intrinsics,
 // which take the number of a register as a literal only.
 #pragma once
-#include <cstdint>
-#include <utility>
+#include "host/simd.h"
 
 #if defined(__AMX_BF16__) && defined(__linux__)
 #define DISTMK_TILES 1
@@ -56,28 +55,6 @@ inline __attribute__((always_inline)) void store(float* to) {
 template <uint32_t SUM, uint32_t A, uint32_t B>
 inline __attribute__((always_inline)) void multiply() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
-}
-
-typedef uint32_t Words __attribute__((vector_size(64)));
-
-// Swaps the off-diagonal quarters of each square of 2 D x 2 D words.
-template <uint32_t D, uint32_t... J>
-inline __attribute__((always_inline)) void swap_quarters(Words (&rows)[16], std::integer_sequence<uint32_t, J...>) {
-  for (uint32_t i = 0; i < 16; ++i) {
-    if (i & D) continue;
-    const Words top = rows[i], bottom = rows[i + D];
-    rows[i] = __builtin_shufflevector(top, bottom, (J & D ? 16 + J - D : J)...);
-    rows[i + D] = __builtin_shufflevector(top, bottom, (J & D ? 16 + J : J + D)...);
-  }
-}
-
-// The transposed matrix of 16 x 16 words, as 16 rows.
-inline __attribute__((always_inline)) void transpose(Words (&rows)[16]) {
-  const auto all = std::make_integer_sequence<uint32_t, 16>{};
-  swap_quarters<1>(rows, all);
-  swap_quarters<2>(rows, all);
-  swap_quarters<4>(rows, all);
-  swap_quarters<8>(rows, all);
 }
 
 #endif

@@ -1,8 +1,10 @@
-// How workers share the work of a wide iteration on the host, and where a rank's rows are.
+// How workers share the work of a task on the host.
 #pragma once
 #include "runtime/wide_batch.h"
 
 namespace distmk {
+
+inline uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
 struct Range {
   uint32_t begin, end;
@@ -28,6 +30,16 @@ void run_shares(Context& context, uint32_t count, const Run& run) {
   uint32_t index = context.instance;
   do run(index);
   while (context.next_assigned(index));
+}
+
+// Calls run(row) for the calling worker's share of `count` rows.
+template <class Run>
+void run_rows(Context& context, uint32_t count, const Run& run) {
+  const uint32_t shares = num_shares(context);
+  run_shares(context, shares, [&](uint32_t index) {
+    const Range rows = share(count, index, shares);
+    for (uint32_t row = rows.begin; row < rows.end; ++row) run(row);
+  });
 }
 
 }  // namespace distmk

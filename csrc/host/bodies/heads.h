@@ -1,0 +1,80 @@
+// What attention does with a head of a row before it is stored or multiplied.
+#pragma once
+#include "host/bodies/rows.h"
+#include "runtime/context.h"
+#include "runtime/kv_cache.h"
+#include "runtime/rope.h"
+
+namespace distmk {
+
+inline void widen(float* out, const float* x, uint32_t n) { memcpy(out, x, n * sizeof(float)); }
+inline void widen(float* out, const uint16_t* x, uint32_t n) { simd::from_bf16(out, x, n); }
+
+inline void round(uint16_t* out, const float* x, uint32_t n) { simd::to_bf16(out, x, n); }
+inline void round(uint16_t* out, const uint16_t* x, uint32_t n) { memcpy(out, x, n * sizeof(uint16_t)); }
+
+// `table`: `half` cosines, then as many sines.
+inline void rotate(float* __restrict x, const float* __restrict table, uint32_t half) {
+  for (uint32_t i = 0; i < half; ++i) {
+    const float a = x[i], b = x[i + half];
+    x[i] = rotated_first(a, b, table[i], table[i + half]);
+    x[i + half] = rotated_second(a, b, table[i], table[i + half]);
+  }
+}
+
+// Offset in elements of a position's row in the caches.
+template <class Args>
+uint64_t cache_index(const Context& context, const Args& args, int32_t slot, uint32_t kv_head, uint32_t position) {
+  const int32_t* page_table = context.at<int32_t>(args.page_table);
+  return uint64_t{cache_row(page_table, args, static_cast<uint32_t>(slot), kv_head, position)} * args.head_dim;
+}
+
+// The heads of a task that appends; T is float or bf16.
+template <class Args>
+class Heads {
+ public:
+  Heads(const Context& context, const Args& args)
+      : context_(context),
+        args_(args),
+        q_norm_(context.at<float>(args.q_norm)),
+        k_norm_(context.at<float>(args.k_norm)),
+        rope_(context.at<float>(args.rope)),
+        rotated_(simd::scratch<HeadTag>(args.head_dim)) {}
+
+  // As attention multiplies it, in memory that the next head takes over.
+  template <class T>
+  const float* query(const T* in, uint32_t position) const {
+    return rotated(in, q_norm_, position);
+  }
+  // A key as attention multiplies it, and its value, to the caches, rounded to bf16.
+  template <class T>
+  void append(int32_t slot, uint32_t kv_head, uint32_t position, const T* key, const T* value) const {
+    const uint64_t at = cache_index(context_, args_, slot, kv_head, position);
+    simd::to_bf16(context_.at<uint16_t>(args_.k_cache) + at, rotated(key, k_norm_, position), args_.head_dim);
+    round(context_.at<uint16_t>(args_.v_cache) + at, value, args_.head_dim);
+  }
+
+ private:
+  struct HeadTag;
+  const Context& context_;
+  const Args& args_;
+  const float *q_norm_, *k_norm_;  // null: none
+  const float* rope_;
+  float* rotated_;
+
+  // RoPE(x / rms(x) * norm).
+  template <class T>
+  const float* rotated(const T* in, const float* norm, uint32_t position) const {
+    const uint32_t n = args_.head_dim;
+    float* x = rotated_;
+    widen(x, in, n);
+    if (norm) {
+      const float scale = over_rms(x, n, args_.eps);
+      for (uint32_t i = 0; i < n; ++i) x[i] = x[i] * scale * norm[i];
+    }
+    rotate(x, rope_ + uint64_t{position} * n, n / 2);
+    return x;
+  }
+};
+
+}  // namespace distmk

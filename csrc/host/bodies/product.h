@@ -1,0 +1,148 @@
+// The product of linear layers on the host, of 1 to 512 rows: value[row][column] = sum over k of x[row] .
+// weight[column], bf16 in, float32 sums, in an order that depends on k alone. Few rows read the weights once, as they
+// lie in memory (matmul.h); many rows pay for packing them (panels.h). What becomes of the sums is the caller's: a sink
+// takes them.
+#pragma once
+#include "host/bodies/matmul.h"
+#include "host/bodies/panels.h"
+#include "host/bodies/shares.h"
+#include "runtime/pointwise.h"
+#include "runtime/slabs.h"
+
+namespace distmk {
+
+enum class Gate { NONE, SILU, GELU };
+
+// The weights of a task: bf16 [num_rows, k], whose columns of the output are one row each or, gated, two (slabs.h).
+struct Weights {
+  const uint16_t* data;
+  const float* bias;  // null: none
+  Gate gate;
+  uint32_t k, num_rows, num_slabs = 1, num_reduced = 0, reduced_rows = 0;
+
+  uint32_t num_cols() const { return gate == Gate::NONE ? num_rows : num_rows / 2; }
+};
+
+template <class E>
+Gate gate_of(E epilogue) {
+  return epilogue == E::SWIGLU ? Gate::SILU : epilogue == E::GEGLU ? Gate::GELU : Gate::NONE;
+}
+
+// Sums of one row: `count` columns from `first` on; of gated columns, those of gate and those of up. Memory of a row
+// goes on to a multiple of simd::LANES.
+struct Sums {
+  uint32_t row, first, count;
+  float *values, *ups;
+
+  // values = sums * scale + bias; of gated columns, activation(gate) * up.
+  DISTMK_INLINE void finish(const Weights& weights, float scale, bool has_bias) const {
+    using namespace simd;
+    const bool has_ups = weights.gate != Gate::NONE;
+    if (scale != 1.0f)
+      for (uint32_t i = 0; i < count; ++i) {
+        values[i] *= scale;
+        if (has_ups) ups[i] *= scale;
+      }
+    for (uint32_t i = 0; has_bias && weights.bias && i < count; ++i) {
+      if (!has_ups) {
+        values[i] += weights.bias[first + i];
+        continue;
+      }
+      const GateUp rows(weights, first + i);
+      values[i] += weights.bias[rows.gate];
+      ups[i] += weights.bias[rows.up];
+    }
+    for (uint32_t i = 0; has_ups && i < count; i += LANES) {
+      const Vec x = load(values + i), z = weights.gate == Gate::GELU ? gelu_exponent(x) : x;
+      store(values + i, gated<VectorMath>(x, z, load(ups + i)));
+    }
+  }
+  // The values of many rows, a vector at a time, as there are only some of each row.
+  DISTMK_INLINE void round_to(uint16_t* out) const {
+    uint32_t i = 0;
+    for (; i + simd::LANES <= count; i += simd::LANES) simd::to_bf16(out + i, simd::load(values + i));
+    for (; i < count; ++i) out[i] = simd::to_bf16(values[i]);
+  }
+};
+
+// Few rows: calls sink(sums) for each, for some columns after others. Gated weights are one slab.
+template <class Sink>
+void multiply_few(const Weights& weights, Range columns, const PackedRows& x, const Sink& sink) {
+  struct ProductTag;
+  constexpr uint32_t AT_ONCE = 1536;  // so that the sums stay in the L2 cache
+  const uint64_t k = weights.k, stride = 2 * AT_ONCE + simd::LANES;
+  float* y[MAX_SEQUENCES];
+  float* product = simd::scratch<ProductTag>(x.num_rows() * stride + simd::LANES);
+  for (uint32_t row = 0; row < x.num_rows(); ++row) y[row] = product + row * stride;
+  for (uint32_t first = columns.begin; first < columns.end && x.num_rows(); first += AT_ONCE) {
+    const uint32_t count = std::min(AT_ONCE, columns.end - first);
+    matmul(weights.data + first * k, count, x, y, 0);
+    if (weights.gate != Gate::NONE) matmul(weights.data + (weights.num_cols() + first) * k, count, x, y, count);
+    for (uint32_t row = 0; row < x.num_rows(); ++row) sink(Sums{row, first, count, y[row], y[row] + count});
+  }
+}
+
+// Many rows: x is bf16 [num_rows, k]. Workers share panels of columns and groups of rows.
+class ManyRows {
+ public:
+  ManyRows(const Weights& weights, const uint16_t* x, uint32_t num_rows)
+      : weights_(weights),
+        x_(x),
+        num_rows_(num_rows),
+        panel_cols_(weights.gate == Gate::NONE ? panels::COLS : panels::COLS / 2) {}
+  uint32_t num_panels() const { return ceil_div(weights_.num_cols(), panel_cols_); }
+  uint32_t num_groups() const { return ceil_div(num_rows_, panels::TILE_ROWS); }
+  // The sums over columns `k` of x of a range of panels and one of groups: calls sink(sums) for each panel and row.
+  template <class Sink>
+  void multiply(Range panels, Range groups, Range k, const Sink& sink) const {
+    const uint64_t num_words = std::max(panels::num_words(k.end - k.begin), uint64_t{1});
+    const auto room = static_cast<uint32_t>(std::max(MAX_BLOCK_WORDS / num_words, uint64_t{1}));
+    const uint32_t block = std::min(room, panels.end - panels.begin);
+    struct PanelTag;
+    auto* words = reinterpret_cast<uint32_t*>(simd::scratch<PanelTag>(block * num_words));
+    for (uint32_t first = panels.begin; first < panels.end; first += block) {
+      const uint32_t last = std::min(first + block, panels.end);
+      for (uint32_t panel = first; panel < last; ++panel) pack(words + (panel - first) * num_words, panel, k);
+      for (uint32_t group = groups.begin; group < groups.end; ++group)
+        for (uint32_t panel = first; panel < last; ++panel)
+          multiply_group(words + (panel - first) * num_words, panel, share(num_rows_, group, num_groups()), k, sink);
+    }
+  }
+
+ private:
+  // Of the packed weights, so that they stay in the L2 cache while the rows pass.
+  static constexpr uint64_t MAX_BLOCK_WORDS = 384 * 1024 / sizeof(uint32_t);
+  const Weights& weights_;
+  const uint16_t* x_;
+  const uint32_t num_rows_, panel_cols_;  // columns of the output that a panel makes
+
+  // The rows of the weight that make the panel's columns: where gated, those of gate and then those of up.
+  void pack(uint32_t* words, uint32_t panel, Range k) const {
+    const uint16_t* rows[panels::COLS] = {};
+    const uint32_t first = panel * panel_cols_;
+    const auto row = [&](uint32_t index) { return weights_.data + uint64_t{index} * weights_.k + k.begin; };
+    for (uint32_t i = 0; i < panel_cols_ && first + i < weights_.num_cols(); ++i) {
+      if (weights_.gate == Gate::NONE) {
+        rows[i] = row(first + i);
+      } else {
+        const GateUp found(weights_, first + i);
+        rows[i] = row(found.gate);
+        rows[panel_cols_ + i] = row(found.up);
+      }
+    }
+    panels::pack(words, rows, k.end - k.begin);
+  }
+  template <class Sink>
+  void multiply_group(const uint32_t* words, uint32_t panel, Range rows, Range k, const Sink& sink) const {
+    const uint32_t first = panel * panel_cols_, count = std::min(panel_cols_, weights_.num_cols() - first);
+    alignas(64) float sums[panels::TILE_ROWS * panels::COLS];
+    panels::multiply(words, k.end - k.begin, x_ + uint64_t{rows.begin} * weights_.k + k.begin, weights_.k,
+                     rows.end - rows.begin, sums, panels::COLS);
+    for (uint32_t i = 0; i < rows.end - rows.begin; ++i) {
+      float* values = sums + i * panels::COLS;
+      sink(Sums{rows.begin + i, first, count, values, values + panels::COLS / 2});
+    }
+  }
+};
+
+}  // namespace distmk

@@ -1,0 +1,29 @@
+// How a query scores positions, and which it sees: `window` of them, up to its own.
+#pragma once
+#include "abi.h"
+#include "runtime/math.h"
+
+namespace distmk {
+
+// Positions that the rows of a run see together, the last ones of its sequence.
+DISTMK_FN uint32_t num_seen(uint32_t window, const BatchRun& run, uint32_t num_rows) {
+  const uint32_t kv_len = static_cast<uint32_t>(run.kv_len), most = window + (num_rows - 1);
+  return kv_len < most ? kv_len : most;
+}
+DISTMK_FN uint32_t num_seen(uint32_t window, const BatchRun& run) {
+  return num_seen(window, run, static_cast<uint32_t>(run.num_rows));
+}
+// The first position that the row at `position` sees.
+DISTMK_FN uint32_t first_seen(uint32_t window, uint32_t position) {
+  return position < window ? 0 : position + 1 - window;
+}
+
+// cap * tanh(score / cap) (Gemma 2, arXiv:2408.00118). Scores are scaled by log(e) to the base of Math::exp, as is the
+// result.
+template <class Math, class T>
+DISTMK_FN T capped(T score, float cap) {
+  const T power = Math::exp(-2.0f * Math::magnitude(score) * quotient(1.0f, cap));
+  return Math::with_sign(cap * Math::LOG_E * (1.0f - power) * Math::inverse(1.0f + power), score);
+}
+
+}  // namespace distmk
