@@ -44,12 +44,14 @@ def lower(model: Model, options: DecodeOptions) -> Graph:
 def lower_programs(model: Model, options: DecodeOptions) -> tuple[Graph, ...]:
     """The task graphs of the programs of a launch (`DecodeOptions.row_buckets`), in the order of their numbers."""
     lowered = lower_narrow(model, options)
-    graphs, wide = [], None
+    graphs, first = [], None
     for program, max_rows in enumerate(options.row_buckets):
-        graph = lowered.graph
-        if max_rows > MAX_ROWS:
-            graph, wide = lower_wide(model, lowered.plan, lowered.graph, lowered.buffers, program, wide)
-        graphs.append(graph)
+        if max_rows <= MAX_ROWS:
+            graphs.append(lowered.graph)
+            continue
+        wide = lower_wide(model, lowered.plan, lowered.graph, lowered.buffers, program, first)
+        first = first or wide
+        graphs.append(wide[0])
     return tuple(graphs)
 
 

@@ -35,22 +35,21 @@ def lower_wide(
     plan: WorkPlan,
     narrow: Graph,
     buffers: DecodeBuffers,
-    program: int = -1,
-    shared: WideBuffers | None = None,
+    program: int,
+    first: tuple[Graph, WideBuffers] | None = None,
 ) -> tuple[Graph, WideBuffers]:
-    """The task graph of one wide iteration on all ranks, that of program number `program` (-1: of the last one), and its buffers.
+    """The task graph of one wide iteration on all ranks, that of program number `program`, and its buffers.
 
-    plan, buffers: of the narrow graph. shared: buffers of another wide program of the launch. Raises UsageError if ranks do not
-    share memory, as these tasks write that of peers.
+    plan, buffers: of the narrow graph. first: what this function returned for the first wide program of the launch. Raises
+    UsageError if ranks do not share memory, as these tasks write that of peers.
     """
-    program %= len(plan.options.row_buckets)
     if plan.options.crosses_hosts:
         raise UsageError(
             f"{len(plan.options.hosts)} hosts cannot run wide iterations; they need ranks that share memory"
         )
     graph = Graph(narrow.num_ranks, narrow.num_workers, narrow.num_schedulers, host_sizes=narrow.host_sizes)
-    if shared:
-        made = share_wide_buffers(graph, plan, shared, program)
+    if first:
+        made = share_wide_buffers(graph, plan, *first, program)
     else:
         made = declare_wide_buffers(graph, plan, buffers, program)
     emitter = _Emitter(graph, plan, made, SharedWeights(graph, narrow))

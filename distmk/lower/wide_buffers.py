@@ -111,19 +111,14 @@ def _sampled_x(graph: Graph, num_cols: int, tiled: bool) -> Buffer:
     return graph.buffer("wide_sampled_x", size // num_blocks, rows=num_blocks, dtype="bf16", space=Space.LOCAL)
 
 
-def share_wide_buffers(graph: Graph, plan: WorkPlan, wide: WideBuffers, program: int) -> WideBuffers:
-    """The buffers of another wide program, number `program`: all but its batch and `sampled` are those of the first."""
-    decode = wide.decode
-    caches = [cache for pair in decode.caches for cache in pair]
-    sampling = [getattr(decode.sampling, field.name) for field in dataclasses.fields(decode.sampling)]
-    own = [buffer for field in dataclasses.fields(wide) if isinstance(buffer := getattr(wide, field.name), Buffer)]
-    for buffer in (decode.page_table, decode.state, *caches, *sampling, decode.candidates, *own):
-        graph.share(buffer)
-    for batch in decode.batches:
-        graph.share(batch)
-    graph.batch = decode.batches[program]
-    sampled = _sampled(graph, plan, decode.sampling, program)
-    return dataclasses.replace(wide, decode=dataclasses.replace(decode, batch=graph.batch, sampled=sampled))
+def share_wide_buffers(graph: Graph, plan: WorkPlan, first: Graph, wide: WideBuffers, program: int) -> WideBuffers:
+    """The buffers of wide program `program`. All but `sampled` are those of the first one, `wide`, whose graph is `first`."""
+    for buffer in first.buffers:
+        if buffer is not wide.decode.sampled:
+            graph.share(buffer)
+    graph.batch = wide.decode.batches[program]
+    sampled = _sampled(graph, plan, wide.decode.sampling, program)
+    return dataclasses.replace(wide, decode=dataclasses.replace(wide.decode, batch=graph.batch, sampled=sampled))
 
 
 def _share(graph: Graph, plan: WorkPlan, decode: DecodeBuffers, program: int) -> DecodeBuffers:

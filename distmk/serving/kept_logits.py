@@ -36,11 +36,13 @@ def collect_logits(session: Session, options: DecodeOptions, config: ModelConfig
 
 def _sampled_row(session: Session, options: DecodeOptions) -> Logits:
     """This rank's logits, in the sections of all ranks; of the program that ran last."""
-    are_wide = [rows > MAX_ROWS for rows in options.row_buckets]
     batches = [_batch(session, batch_name(rows)) for rows in options.row_buckets]
-    last = -1 if batches[0].stop >= ENDS_TURN else 0
-    row = 0 if are_wide[last] else next(index for index, entry in enumerate(batches[last].rows) if entry.sample)
-    found: Logits = session.view(logits_name(wide=are_wide[last], num_slots=options.num_slots))[row]
+    last = 0
+    while batches[last].stop >= ENDS_TURN:  # the program that had the turn behind it
+        last = batches[last].stop - ENDS_TURN
+    is_wide = options.row_buckets[last] > MAX_ROWS
+    row = 0 if is_wide else next(index for index, entry in enumerate(batches[last].rows) if entry.sample)
+    found: Logits = session.view(logits_name(wide=is_wide, num_slots=options.num_slots))[row]
     return found
 
 

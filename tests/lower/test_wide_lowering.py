@@ -35,7 +35,7 @@ def lowered(num_ranks: int, num_workers: int, config: ModelConfig, **options: An
     model = build_model(config)
     made = DecodeOptions(num_ranks, num_workers, max_model_len=64, **{"row_buckets": (WIDE_ROWS,), **options})
     narrow = lower_narrow(model, made)
-    return narrow, lower_wide(model, narrow.plan, narrow.graph, narrow.buffers)[0]
+    return narrow, lower_wide(model, narrow.plan, narrow.graph, narrow.buffers, len(made.row_buckets) - 1)[0]
 
 
 def wide_program(num_ranks: int = 2) -> Program:
@@ -59,15 +59,15 @@ def test_tasks_in_order() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("num_ranks", [1, 3])
-@pytest.mark.parametrize("turns", [(WIDE_ROWS,), (MAX_ROWS, WIDE_ROWS)], ids=str)
+@pytest.mark.parametrize("row_buckets", [(WIDE_ROWS,), (MAX_ROWS, WIDE_ROWS)], ids=str)
 @pytest.mark.parametrize("max_seqs", [MAX_ROWS, MAX_ROWS + 1])
 def test_what_the_narrow_graph_has_is_used_in_place(
-    max_seqs: int, turns: tuple[int, ...], num_ranks: int, config: ModelConfig
+    max_seqs: int, row_buckets: tuple[int, ...], num_ranks: int, config: ModelConfig
 ) -> None:
     """Programs that take turns have both batches, each in the graph whose scheduler step begins; `sampled` each its own. What is
     there for each sampled row is in place if a wide iteration samples no more of them.
     """
-    narrow, graph = lowered(num_ranks, 3, config, row_buckets=turns, max_seqs=max_seqs)
+    narrow, graph = lowered(num_ranks, 3, config, row_buckets=row_buckets, max_seqs=max_seqs)
     assert set(graph.weights) == set(narrow.graph.weights) and len(graph.weights) == len(narrow.graph.weights)
     buffers = narrow.buffers
     sampling = {getattr(buffers.sampling, field.name) for field in dataclasses.fields(buffers.sampling)}
