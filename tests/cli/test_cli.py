@@ -109,6 +109,11 @@ def test_check_of_hosts(capsys: pytest.CaptureFixture[str]) -> None:
         assert why in capsys.readouterr().err
 
 
+def test_check_of_row_buckets(tiny_model: Path, runner: Runner) -> None:
+    finished = runner.distmk("check", "--model", str(tiny_model), env={"DISTMK_ROW_BUCKETS": "16,40,200"})
+    assert finished.status == 0 and re.findall(r"of up to (\d+) tokens", finished.stdout) == ["40", "200"]
+
+
 def test_check_needs_no_weights(tiny_model: Path, runner: Runner) -> None:
     (runner.folder / "config.json").write_text((tiny_model / "config.json").read_text())
     assert runner.distmk("check", "--model", str(runner.folder / "config.json")).status == 0

@@ -127,11 +127,11 @@ def test_slots_are_taken_again(model: Path, rng: np.random.Generator) -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64")
 def test_emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU's bodies, as the host twin's: greedy, drawn with penalties, and scored. They end with narrow iterations.
+    """The GPU's bodies, as the host twin's: greedy, drawn with penalties, and scored. Three programs have turns.
 
     Draws are among few tokens, so that rounding matters little.
     """
-    monkeypatch.setenv("DISTMK_ROW_BUCKETS", "16,40")
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", "16,30,40")
     kinds = [KINDS[3], *({"seed": seed, "top_k": 2, "repetition_penalty": 1.3, "logprobs": 3} for seed in (1, 2))]
     prompts = [[(7 * i + j) % 90 for j in range(1 + i % 4)] for i in range(24)]
     params = [params_of(2 + (i > 15), **kinds[i % 3]) for i in range(24)]
