@@ -135,15 +135,15 @@ def loopback() -> bool:
     return os.environ.get("DISTMK_LOOPBACK") == "1"
 
 
-def turns() -> tuple[int, ...] | None:
-    """DISTMK_TURNS=rows or rows,rows: token rows of an iteration of each program (None: the engine's choice)."""
-    if not os.environ.get("DISTMK_TURNS"):
+def row_buckets() -> tuple[int, ...] | None:
+    """DISTMK_ROW_BUCKETS=rows,rows,...: token rows that an iteration of each program carries at most (None: no choice)."""
+    if not os.environ.get("DISTMK_ROW_BUCKETS"):
         return None
     try:
-        return tuple(int(rows) for rows in os.environ["DISTMK_TURNS"].split(","))
+        return tuple(int(rows) for rows in os.environ["DISTMK_ROW_BUCKETS"].split(","))
     except ValueError:
-        given = shown(os.environ["DISTMK_TURNS"])
-        raise UsageError(f"DISTMK_TURNS={given}; expected numbers of rows, such as 16,512") from None
+        given = shown(os.environ["DISTMK_ROW_BUCKETS"])
+        raise UsageError(f"DISTMK_ROW_BUCKETS={given}; expected numbers of rows, such as 16,512") from None
 
 
 def emulator_seed() -> int | None:

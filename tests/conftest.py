@@ -35,7 +35,7 @@ def rng() -> np.random.Generator:
 def narrow_iterations() -> Iterator[None]:
     """Iterations of at most 16 tokens: a sequence's tokens are then the same bits whatever it shares its iterations with."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DISTMK_TURNS", "16")
+        patch.setenv("DISTMK_ROW_BUCKETS", "16")
         yield
 
 

@@ -1,4 +1,4 @@
-// How the rows of a matrix are dealt to slabs (SlabPartition in distmk/tasks/wide_linear.py). `Args`: of a product.
+// How the rows of a matrix are dealt to slabs (Partition in distmk/graph/partition.py). `Args`: of a product.
 #pragma once
 #include "platform/platform.h"
 

@@ -148,14 +148,14 @@ def agree_on_workers(bootstrap: Bootstrap, wanted: int | None, backend: str, sch
     return least
 
 
-class Turns(NamedTuple):
+class RowBuckets(NamedTuple):
     """`DecodeOptions.row_buckets` of an engine. why_narrow: what a narrow program is alone with."""
 
     rows: tuple[int, ...]
     why_narrow: str = ""
 
 
-def choose_turns(
+def choose_row_buckets(
     wanted: int | None,
     backend: str,
     bootstrap: Bootstrap,
@@ -164,13 +164,13 @@ def choose_turns(
     schedulers_apart: bool,
     num_hosts: int,
     deterministic: bool = False,
-) -> Turns:
+) -> RowBuckets:
     """The programs of an engine. wanted: so many token rows at most; None: WIDE_ROWS.
 
     A narrow program alone where there are no wide iterations: across hosts, with schedulers of their own, in a launch in pieces,
     in a trace, on GPUs before Hopper; where all iterations must add alike (`deterministic`); and in the emulator, which would
     take minutes. UsageError: `wanted` is out of range, or
-    DISTMK_TURNS asks for what there is not.
+    DISTMK_ROW_BUCKETS asks for what there is not.
     """
     if wanted is not None:
         expected = f"{MAX_ROWS} to {WIDE_ROWS}, the tokens that an iteration carries"
@@ -183,30 +183,32 @@ def choose_turns(
         "DISTMK_VIRTUAL_NODE_SIZE": bool(env.virtual_node_size()),
         "GPUs before Hopper": backend == "cuda" and not _is_wide(bootstrap),
     }
-    if (turns := env.turns()) is not None:
-        obstacles["a trace, which is of one program"] = is_traced and len(turns) > 1
+    if (buckets := env.row_buckets()) is not None:
+        obstacles["a trace, which is of one program"] = is_traced and len(buckets) > 1
         met = [obstacle for obstacle, is_met in obstacles.items() if is_met]
-        if turns != (MAX_ROWS,) and met:
-            raise UsageError(f"DISTMK_TURNS asks for {turns}, but there are no such iterations with {met[0]}; unset it")
-        return Turns(turns, f"DISTMK_TURNS={MAX_ROWS}" if turns == (MAX_ROWS,) else "")
+        if buckets != (MAX_ROWS,) and met:
+            raise UsageError(
+                f"DISTMK_ROW_BUCKETS asks for {buckets}, but there are no such iterations with {met[0]}; unset it"
+            )
+        return RowBuckets(buckets, f"DISTMK_ROW_BUCKETS={MAX_ROWS}" if buckets == (MAX_ROWS,) else "")
     obstacles |= {
         "a trace": is_traced,
         f"max_num_batched_tokens={MAX_ROWS}": wanted == MAX_ROWS,
         "the emulator": backend == "emulated",
     }
     met = [obstacle for obstacle, is_met in obstacles.items() if is_met]
-    return Turns((MAX_ROWS,), met[0]) if met else Turns((MAX_ROWS, wanted or WIDE_ROWS))
+    return RowBuckets((MAX_ROWS,), met[0]) if met else RowBuckets((MAX_ROWS, wanted or WIDE_ROWS))
 
 
-def choose_max_seqs(wanted: int | None, turns: Turns, backend: str) -> int:
+def choose_max_seqs(wanted: int | None, buckets: RowBuckets, backend: str) -> int:
     """Sequences that run at once: each takes a row of an iteration. None: on GPUs as many as there can be, else MAX_ROWS, as more
     are slower without tensor cores. UsageError: `wanted` is more than an iteration has rows.
     """
-    most = min(MAX_SEQUENCES, turns.rows[-1])
+    most = min(MAX_SEQUENCES, buckets.rows[-1])
     if wanted is None:
         return most if backend == "cuda" else min(most, MAX_ROWS)
     if wanted > most:
-        where = f"with {turns.why_narrow}" if turns.why_narrow else "with this max_num_batched_tokens"
+        where = f"with {buckets.why_narrow}" if buckets.why_narrow else "with this max_num_batched_tokens"
         raise UsageError(
             f"max_num_seqs is {wanted}; {where} an iteration carries {most} tokens, one for each sequence, so give at most {most}"
         )

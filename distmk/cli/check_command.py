@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import Any
 
+from distmk import env
 from distmk.abi import MAX_ROWS, WIDE_ROWS
 from distmk.backends.defaults import choose_model_len
 from distmk.check import Verdict, check_with_progress
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_seqs=MAX_ROWS if arguments.max_num_seqs is None else arguments.max_num_seqs,
         max_model_len=choose_model_len(arguments.max_model_len, config),
         host_sizes=arguments.host_sizes,
-        row_buckets=(MAX_ROWS,) if len(arguments.host_sizes) > 1 else (MAX_ROWS, WIDE_ROWS),
+        row_buckets=env.row_buckets() or ((MAX_ROWS,) if len(arguments.host_sizes) > 1 else (MAX_ROWS, WIDE_ROWS)),
     )
     started = time.perf_counter()
     with progress("compiling the program"):
@@ -78,10 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"{part.weight_bytes / 1e6:.1f} MB of weights streamed a step, "
             f"{header.local_bytes / 1e6:.0f} MB of its own memory"
         )
-    for wide in program.others:
-        header = wide.ranks[0].header
+    for rows, other in zip(options.row_buckets[1:], program.others, strict=True):
+        header = other.ranks[0].header
         show(
-            f"wide      iterations of up to {WIDE_ROWS} tokens: {header.num_tasks} tasks, {header.num_events} events, "
+            f"program   iterations of up to {rows} tokens: {header.num_tasks} tasks, {header.num_events} events, "
             f"{header.num_waits} waits on rank 0"
         )
     heap_bytes = program.placement.heap_bytes

@@ -18,7 +18,7 @@ from distmk.abi import MAX_SEQUENCES
 from distmk.backends.cuda.gpus import check_residence
 from distmk.backends.defaults import (
     MAX_WORKERS,
-    Turns,
+    RowBuckets,
     agree_on_backend,
     agree_on_workers,
     backend_choices,
@@ -27,7 +27,7 @@ from distmk.backends.defaults import (
     check_schedulers,
     choose_max_seqs,
     choose_model_len,
-    choose_turns,
+    choose_row_buckets,
 )
 from distmk.backends.host.room import WEIGHTS, check_room
 from distmk.backends.host.shm import find_hosts
@@ -222,23 +222,23 @@ class Engine:
         return num_workers
 
     def _options(self, max_model_len: int) -> DecodeOptions:
-        turns = self._turns()
+        buckets = self._row_buckets()
         return DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
             num_schedulers=self.args.num_schedulers,
-            max_seqs=choose_max_seqs(self.args.max_num_seqs, turns, self.backend_name),
+            max_seqs=choose_max_seqs(self.args.max_num_seqs, buckets, self.backend_name),
             max_model_len=max_model_len,
             deterministic=self.args.deterministic,
             keep_logits=self.args.keep_logits,
             loopback=env.loopback(),
-            row_buckets=turns.rows,
+            row_buckets=buckets.rows,
             host_sizes=self.host_sizes if len(self.host_sizes) > 1 else (),
             **backend_choices(self.backend_name),
         )
 
-    def _turns(self) -> Turns:
-        return choose_turns(
+    def _row_buckets(self) -> RowBuckets:
+        return choose_row_buckets(
             self.args.max_num_batched_tokens,
             self.backend_name,
             self.bootstrap,

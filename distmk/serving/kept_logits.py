@@ -37,7 +37,9 @@ def collect_logits(session: Session, options: DecodeOptions, config: ModelConfig
 def _sampled_row(session: Session, options: DecodeOptions) -> Logits:
     """This rank's logits, in the sections of all ranks; of the program that ran last."""
     batches = [_batch(session, batch_name(bucket)) for bucket in options.buckets]
-    last = -1 if batches[0].stop >= ENDS_TURN else 0
+    last = 0
+    while batches[last].stop >= ENDS_TURN:  # the program that had the turn behind it
+        last = batches[last].stop - ENDS_TURN
     bucket = options.buckets[last]
     row = 0 if bucket.has_jobs else next(index for index, entry in enumerate(batches[last].rows) if entry.sample)
     found: Logits = session.view(logits_name(bucket.num_sampled))[row]

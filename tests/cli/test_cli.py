@@ -84,7 +84,7 @@ def test_check(model: str, num_ranks: int, workers: int, tiny_model: Path, runne
     if model == "smollm2-135m":
         streamed = sum(float(rank[5]) for rank in ranks if rank)
         assert 268 < streamed < 300, "134.5 M parameters in bf16, and KV heads that two ranks hold"
-    wide = r"wide      iterations of up to 512 tokens: [1-9]\d* tasks, [1-9]\d* events, [1-9]\d* waits on rank 0"
+    wide = r"program   iterations of up to 512 tokens: [1-9]\d* tasks, [1-9]\d* events, [1-9]\d* waits on rank 0"
     assert re.fullmatch(wide, lines[num_ranks + 1])
     assert re.fullmatch(r"buffers   \d+, symmetric heap [\d.]+ MB a rank", lines[num_ranks + 2])
     assert re.fullmatch(r"compiled  in [\d.]+ s", lines[num_ranks + 3])
@@ -107,6 +107,11 @@ def test_check_of_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     for sizes, why in (("2,2", "host_sizes is 2,2, but there are 3 ranks; "), ("2,x", "'2,x' is no list of numbers; ")):
         assert main([*command, sizes]) == 2
         assert why in capsys.readouterr().err
+
+
+def test_check_of_row_buckets(tiny_model: Path, runner: Runner) -> None:
+    finished = runner.distmk("check", "--model", str(tiny_model), env={"DISTMK_ROW_BUCKETS": "16,40,200"})
+    assert finished.status == 0 and re.findall(r"of up to (\d+) tokens", finished.stdout) == ["40", "200"]
 
 
 def test_check_needs_no_weights(tiny_model: Path, runner: Runner) -> None:

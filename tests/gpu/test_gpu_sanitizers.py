@@ -44,8 +44,8 @@ def test_clean(tmp_path: Path, tool: str) -> None:
     options = ["--error-exitcode", str(FOUND), "--kernel-regex", "kns=distmk_megakernel", "--report-api-errors", "no"]
     command = [sanitizer(), "--tool", tool, *options, sys.executable, str(HERE / "tiny_job.py"), "cuda"]
     flags = "-DDISTMK_RACECHECK" if tool == "racecheck" else ""
-    turns = "16" if tool == "racecheck" else ""
-    settings = environment(DISTMK_DEADLINE_S=DEADLINE_S, DISTMK_NVCC_FLAGS=flags, DISTMK_TURNS=turns)
+    buckets = "16" if tool == "racecheck" else ""
+    settings = environment(DISTMK_DEADLINE_S=DEADLINE_S, DISTMK_NVCC_FLAGS=flags, DISTMK_ROW_BUCKETS=buckets)
     done = runner.run(command, settings)
     text = done.stdout + done.stderr
     if "Device not supported" in text:

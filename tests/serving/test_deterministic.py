@@ -110,4 +110,4 @@ def test_company_changes_no_bit(tmp_path: Path, rng: np.random.Generator, backen
 
 def test_what_does_not_fit_together() -> None:
     with pytest.raises(UsageError, match="with deterministic, every iteration carries 16 rows"):
-        DecodeOptions(deterministic=True, turns=(16, 512))
+        DecodeOptions(deterministic=True, row_buckets=(16, 512))

@@ -79,7 +79,7 @@ def test_completions_of_a_prompt(
     scored: tuple[Path, Reference], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their seeds follow each other. The prompt is read once, by the first, unless all of it is to be scored."""
-    monkeypatch.setenv("DISTMK_TURNS", "16")  # the same bits, and so the same draws, whatever runs beside
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", "16")  # the same bits, and so the same draws, whatever runs beside
     model, reference = scored
     prompt = random_ids(rng, 40)
     few: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 1.0, "logprobs": 2}

@@ -101,7 +101,7 @@ def test_as_if_alone(
     """A request gives what it gives alone, bit for bit, as all iterations are wide: with seeded draws, penalties, log
     probabilities, and scored prompts of which more rows are sampled than there is room for.
     """
-    monkeypatch.setenv("DISTMK_TURNS", str(WIDE_ROWS))
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", str(WIDE_ROWS))
     prompts = random_prompts(rng, 120)
     params = [params_of(int(rng.integers(1, NEW_TOKENS + 1)), **KINDS[index % 4]) for index in range(len(prompts))]
     options: dict[str, Any] = {"tensor_parallel_size": num_ranks, "num_workers": 2, "enable_prefix_caching": False}
@@ -127,11 +127,11 @@ def test_slots_are_taken_again(model: Path, rng: np.random.Generator) -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64")
 def test_emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU's bodies, as the host twin's: greedy, drawn with penalties, and scored. They end with narrow iterations.
+    """The GPU's bodies, as the host twin's: greedy, drawn with penalties, and scored. Three programs have turns.
 
     Draws are among few tokens, so that rounding matters little.
     """
-    monkeypatch.setenv("DISTMK_TURNS", "16,40")
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", "16,30,40")
     kinds = [KINDS[3], *({"seed": seed, "top_k": 2, "repetition_penalty": 1.3, "logprobs": 3} for seed in (1, 2))]
     prompts = [[(7 * i + j) % 90 for j in range(1 + i % 4)] for i in range(24)]
     params = [params_of(2 + (i > 15), **kinds[i % 3]) for i in range(24)]
@@ -162,7 +162,7 @@ def check_alike(got: Reported, want: Reported, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "turns", "says"),
+    ("arguments", "row_buckets", "says"),
     [
         ({"max_num_seqs": 129}, "", "max_num_seqs is 129; expected a whole number from 1 to 128"),
         (
@@ -179,14 +179,15 @@ def check_alike(got: Reported, want: Reported, what: str) -> None:
         (
             {"max_num_seqs": 17},
             "16",
-            "max_num_seqs is 17; with DISTMK_TURNS=16 an iteration carries 16 tokens, one for each sequence, so give at most 16",
+            "max_num_seqs is 17; with DISTMK_ROW_BUCKETS=16 an iteration carries 16 tokens, one for each sequence, so give at "
+            "most 16",
         ),
     ],
 )
 def test_refused(
-    model: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], turns: str, says: str
+    model: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], row_buckets: str, says: str
 ) -> None:
-    monkeypatch.setenv("DISTMK_TURNS", turns)
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", row_buckets)
     with pytest.raises(UsageError) as caught:
         LLM(str(model), num_workers=1, **arguments)
     assert str(caught.value) == says

@@ -48,7 +48,7 @@ class Served:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "turns", "max_num_seqs", "num_pages"),
+    ("num_ranks", "row_buckets", "max_num_seqs", "num_pages"),
     [(1, "16", None, FEW_PAGES), (2, "16", None, FEW_PAGES), (2, "512", 60, 4 * FEW_PAGES)],
 )
 def test_few_pages_give_the_same_tokens(
@@ -56,14 +56,14 @@ def test_few_pages_give_the_same_tokens(
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     num_ranks: int,
-    turns: str,
+    row_buckets: str,
     max_num_seqs: int | None,
     num_pages: int,
 ) -> None:
     """Prompts of random lengths, some with a common beginning, some cancelled while they run or wait. Once all are over, every
     page is free.
     """
-    monkeypatch.setenv("DISTMK_TURNS", turns)
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", row_buckets)
     common = random_ids(rng, 40)
     prompts = [random_ids(rng, int(n)) for n in rng.integers(1, 90, 30)]
     prompts += [[*common, *random_ids(rng, int(n))] for n in rng.integers(1, 60, 30)]

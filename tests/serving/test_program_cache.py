@@ -163,12 +163,12 @@ def test_wrong_bytes_are_noticed(cache: Path) -> None:
             program_file.load(path, 1)
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, 1, 2])
 def test_wrong_names_are_noticed(cache: Path, index: int) -> None:
-    """In the archive's list of contents, of either of two programs."""
-    program_cache.proved_program(CONFIG, dataclasses.replace(OPTIONS, row_buckets=(MAX_ROWS, WIDE_ROWS)), 0)
+    """In the archive's list of contents, of any of three programs."""
+    program_cache.proved_program(CONFIG, dataclasses.replace(OPTIONS, row_buckets=(MAX_ROWS, 40, WIDE_ROWS)), 0)
     (path,) = files(cache)
-    assert len(program_file.load(path, 0).others) == 1
+    assert len(program_file.load(path, 0).others) == 2
     before, name, after = path.read_bytes().rpartition(b"%d.shared" % index)
     path.write_bytes(before + name[:-1] + b"e" + after)
     with pytest.raises(program_file.DamagedFile):

@@ -96,8 +96,12 @@ def test_the_same_seed_gives_the_same_text(
     assert sum(found) >= least_equal * len(found)
 
 
-def test_rows_of_seeded_requests_keep_to_programs(tiny_model: Path, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("row_buckets", ["16,512", "16,40,60"])
+def test_rows_of_seeded_requests_keep_to_programs(
+    tiny_model: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, row_buckets: str
+) -> None:
     """Wide iterations round differently, but compute the same rows in any company: most log probabilities have the same bits."""
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", row_buckets)
     prompts = [random_ids(rng, int(n)) for n in rng.integers(1, 100, 12)]
     params = [
         SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.5, seed=seed, logprobs=2) for seed in range(12)
@@ -116,9 +120,12 @@ def test_rows_of_seeded_requests_keep_to_programs(tiny_model: Path, rng: np.rand
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_seeded_requests_that_are_put_back_end(tiny_model: Path, rng: np.random.Generator, share: float) -> None:
+@pytest.mark.parametrize(("share", "row_buckets"), [(1.0, "16,512"), (0.5, "16,512"), (0.5, "16,20,40,60")])
+def test_seeded_requests_that_are_put_back_end(
+    tiny_model: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, share: float, row_buckets: str
+) -> None:
     """What a short prompt has generated is read again by narrow iterations, though it has more rows than one of them."""
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", row_buckets)
     options: dict[str, Any] = {"num_workers": 1, "max_num_seqs": 12, "num_gpu_blocks_override": 30}
     with LLM(str(tiny_model), **options) as llm:
         for _ in range(10):

@@ -40,21 +40,21 @@ def model(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.parametrize(
-    ("backend", "num_ranks", "turns"),
+    ("backend", "num_ranks", "row_buckets"),
     [
         ("host", 1, "16,512"),
         ("host", 2, "16,40"),
         ("host", 3, "16"),
         ("emulated", 1, "16,40"),
-        *(on("cuda", ranks, turns, num_ranks=ranks) for ranks in (1, 2) for turns in ("16,512", "16")),
+        *(on("cuda", ranks, row_buckets, num_ranks=ranks) for ranks in (1, 2) for row_buckets in ("16,512", "16")),
     ],
 )
 def test_windows(
-    model: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, backend: str, num_ranks: int, turns: str
+    model: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, backend: str, num_ranks: int, row_buckets: str
 ) -> None:
     """Prompts of several windows, by wide and by narrow iterations, and an answer that outgrows the window."""
     require(backend, num_ranks)
-    monkeypatch.setenv("DISTMK_TURNS", turns)
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", row_buckets)
     rng = np.random.default_rng(num_ranks)
     prompts = [[int(token) for token in rng.integers(0, 203, length)] for length in (2, WINDOW + 1, 70)]
     ours, theirs, exact = [], [], []

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from distmk import LLM
 
-TURNS, LENGTHS = "16,40", (5, 17, 41)
+ROW_BUCKETS, LENGTHS = "16,40", (5, 17, 41)
 """Prompts of some rows of a narrow iteration, of a wide one, and of a single row behind a wide one."""
 NOISE = 1.5
 """Limit of the error, times that of transformers' own bf16 run: of few prompts it varies, from 0.5 to 1.2 in hundreds of runs."""
@@ -120,7 +120,7 @@ def assert_logits(model: PreTrainedModel, path: Path, backend: str, num_ranks: i
     options: dict[str, Any] = {"backend": backend, "tensor_parallel_size": num_ranks, "max_model_len": 64}
     options |= {"num_workers": None if backend == "cuda" else 2, "keep_logits": True}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DISTMK_TURNS", TURNS)
+        patch.setenv("DISTMK_ROW_BUCKETS", ROW_BUCKETS)
         llm = LLM(str(path), **options)
     with llm:
         ours = torch.stack([torch.from_numpy(llm.compute_logits(ids).copy()).double() for ids in prompts])

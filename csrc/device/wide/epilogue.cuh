@@ -116,7 +116,7 @@ DISTMK_FN void store_features(const WideLinearArgs& args, const FeatureTable& ta
 }
 
 // To the slots of the rows' owners. Of an owner's memory that no pointer reaches nothing is stored: programs with such
-// ranks have no wide iterations (distmk/lower/wide.py).
+// ranks have no wide iterations (distmk/lower/jobs.py).
 DISTMK_FN void store_parts(const Context& context, const WideLinearArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features, uint32_t num_tokens) {
   const uint32_t per_rank = rows_per_rank(num_tokens, context.num_ranks()), job_end = job.first_token + job.num_tokens;

@@ -120,7 +120,7 @@ def test_a_request_that_is_put_back(
     """Two sequences come to need four pages, and there are three; the younger one goes on once the older one is over."""
     ids = [",".join(map(str, range(begin, begin + 14))) for begin in (5, 40)]
     prompts = ("--prompt-ids", *ids, "--max-new-tokens", "6", "--max-model-len", "32")
-    want = generate(runner, tmp_path, "host", 1, prompts=prompts, DISTMK_TURNS="16")  # as in the emulator
+    want = generate(runner, tmp_path, "host", 1, prompts=prompts, DISTMK_ROW_BUCKETS="16")  # as in the emulator
     few = (*prompts, "--num-gpu-blocks-override", "3")
     assert generate(runner, tmp_path, "emulated", num_ranks, prompts=few, **environment) == want
     assert [len(tokens) for tokens in want] == [6, 6]
