@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 189018854833129487ull;
+constexpr uint64_t ABI_HASH = 13312037895074261620ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -125,6 +125,14 @@ static_assert(offsetof(TaskDesc, max_instances) == 20);
 static_assert(offsetof(TaskDesc, first_worker) == 24);
 static_assert(offsetof(TaskDesc, deep_lookahead) == 28);
 static_assert(offsetof(TaskDesc, args) == 32);
+
+struct ScoreArgs {
+  float scale;
+  float softcap;  // 0: none
+};
+static_assert(sizeof(ScoreArgs) == 8);
+static_assert(offsetof(ScoreArgs, scale) == 0);
+static_assert(offsetof(ScoreArgs, softcap) == 4);
 
 struct Queue {
   uint32_t begin;
@@ -842,8 +850,7 @@ struct AttentionArgs {
   uint32_t split_budget;
   uint32_t window;  // positions that a row sees, its own included
   float eps;
-  float scale;  // of scores
-  float softcap;  // they become softcap * tanh(score / softcap); 0: they do not
+  ScoreArgs scores;
   uint32_t num_positions;  // rows of the rope table
   uint32_t qkv_stride;  // elements from one row of qkv to the next
   uint8_t polls;  // 1: poll qkv
@@ -877,8 +884,7 @@ static_assert(offsetof(AttentionArgs, min_split) == 120);
 static_assert(offsetof(AttentionArgs, split_budget) == 124);
 static_assert(offsetof(AttentionArgs, window) == 128);
 static_assert(offsetof(AttentionArgs, eps) == 132);
-static_assert(offsetof(AttentionArgs, scale) == 136);
-static_assert(offsetof(AttentionArgs, softcap) == 140);
+static_assert(offsetof(AttentionArgs, scores) == 136);
 static_assert(offsetof(AttentionArgs, num_positions) == 144);
 static_assert(offsetof(AttentionArgs, qkv_stride) == 148);
 static_assert(offsetof(AttentionArgs, polls) == 152);
@@ -1166,8 +1172,7 @@ struct WideAttentionArgs {
   uint32_t tiled;
   uint32_t num_slots;
   uint32_t window;  // positions that a row sees, its own included
-  float scale;  // of scores
-  float softcap;  // they become softcap * tanh(score / softcap); 0: they do not
+  ScoreArgs scores;
 };
 static_assert(sizeof(WideAttentionArgs) == 112);
 static_assert(offsetof(WideAttentionArgs, q) == 0);
@@ -1189,8 +1194,7 @@ static_assert(offsetof(WideAttentionArgs, q_stride) == 84);
 static_assert(offsetof(WideAttentionArgs, tiled) == 88);
 static_assert(offsetof(WideAttentionArgs, num_slots) == 92);
 static_assert(offsetof(WideAttentionArgs, window) == 96);
-static_assert(offsetof(WideAttentionArgs, scale) == 100);
-static_assert(offsetof(WideAttentionArgs, softcap) == 104);
+static_assert(offsetof(WideAttentionArgs, scores) == 100);
 
 struct WideEmbedArgs {
   uint64_t table;  // bf16 [last_token - first_token, k]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from distmk import tasks, testing
+    from distmk.abi import Scores
     from distmk.backends.target import Target, choose_target
     from distmk.bootstrap import connect
     from distmk.cli.exit_status import run_main
@@ -40,6 +41,7 @@ _HOMES = {
     "HangError": "errors",
     "LLM": "serving.llm",
     "ModelConfig": "model.config",
+    "Scores": "abi",
     "ModelError": "errors",
     "RankLostError": "errors",
     "RequestOutput": "serving.sampling",
@@ -72,6 +74,7 @@ __all__ = [
     "RankLostError",
     "RequestOutput",
     "SamplingParams",
+    "Scores",
     "Session",
     "Target",
     "TokenOutput",

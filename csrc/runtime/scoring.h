@@ -18,10 +18,14 @@ DISTMK_FN uint32_t first_seen(uint32_t window, uint32_t position) {
   return position < window ? 0 : position + 1 - window;
 }
 
-// cap * tanh(score / cap) (Gemma 2, arXiv:2408.00118). Scores are scaled by log(e) to the base of Math::exp, as is the
-// result.
+// Whether scores are multiplied by `scale` and nothing else is made of them.
+DISTMK_FN bool are_only_scaled(const ScoreArgs& args) { return args.softcap == 0.0f; }
+
+// What else is made of a scaled score (Scores in distmk/abi/scores.py): cap * tanh(score / cap). Both are times log(e)
+// to the base of Math::exp.
 template <class Math, class T>
-DISTMK_FN T capped(T score, float cap) {
+DISTMK_FN T vary_score(T score, const ScoreArgs& args) {
+  const float cap = args.softcap;
   const T power = Math::exp(-2.0f * Math::magnitude(score) * quotient(1.0f, cap));
   return Math::with_sign(cap * Math::LOG_E * (1.0f - power) * Math::inverse(1.0f + power), score);
 }

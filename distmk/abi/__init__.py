@@ -40,6 +40,7 @@ from distmk.abi.sampling import (
     SamplingFlag,
     SlotSampling,
 )
+from distmk.abi.scores import PLAIN_SCORES, ScoreArgs, Scores, check_scores
 from distmk.abi.values import (
     COMBINE_SLICE,
     COMBINE_WIDTH,
@@ -127,6 +128,7 @@ __all__ = [
     "N_TILE",
     "PARTIAL_FLOATS",
     "PARTIAL_HEADER_FLOATS",
+    "PLAIN_SCORES",
     "POSITIONS_PER_PASS",
     "SPACE_SHIFT",
     "STRUCTS",
@@ -162,6 +164,8 @@ __all__ = [
     "Request",
     "RowSample",
     "SamplingFlag",
+    "ScoreArgs",
+    "Scores",
     "Sequence",
     "SlotSampling",
     "Space",
@@ -173,6 +177,7 @@ __all__ = [
     "WaitRecordABI",
     "WeightFormatId",
     "WideBatch",
+    "check_scores",
     "operand",
     "split_operand",
 ]
@@ -181,6 +186,7 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Wait,
     Trigger,
     TaskDesc,
+    ScoreArgs,
     Queue,
     JitEntry,
     JitRing,

@@ -74,7 +74,7 @@ class WorkPlan:
     def shape_of(self, op: SelfAttention, rank: int) -> AttentionShape:
         """The attention of a layer."""
         window = self.windows[op.layer]
-        return dataclasses.replace(self.shapes[rank], window=window, scale=op.scale, softcap=op.softcap)
+        return dataclasses.replace(self.shapes[rank], window=window, scores=op.scores)
 
     def may_poll(self, rank: int, worker: int) -> bool:
         """Whether a worker may poll the operands of qkv, o, gate_up and down."""

@@ -101,8 +101,7 @@ class _Reader:
             post_norm=_weight_of(node.post_norm),
             norm_offset=offset,
             window=fused.window,
-            softcap=fused.softcap,
-            scale=fused.scale,
+            scores=fused.scores,
         )
 
     def mlp(self, node: Residual, layer: int) -> Mlp:

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from distmk.abi import PLAIN_SCORES, Scores
 from distmk.errors import ModelError, shown
 from distmk.model.rope import check_rope
 from distmk.model.rope_scaling import RopeScaling
 
 RANGES = {"rope_theta": (1.0, 1e15), "local_rope_theta": (1.0, 1e15), "rms_norm_eps": (1e-30, 1.0)}
-RANGES |= dict.fromkeys(("attention_scale", "attention_softcap", "logits_softcap"), (1e-6, 1e6))
+RANGES["logits_softcap"] = (1e-6, 1e6)
 """Numbers outside give infinite or vanishing rotary frequencies or activations in float32."""
 
 MAX_LAYERS = 1024
@@ -33,8 +34,7 @@ class ModelConfig:
     the plain rotary frequencies; GGUF files hold Llama 3.1's scaling in that form instead of as `rope_scaling`.
     windows: by layer, the tokens that it sees, its own included, None: all; (): all layers see all. local_rope_theta: base of the
     second rotary table, of layers with a window (Gemma 3); None: there is none.
-    attention_scale: of scores; None: head_dim ** -0.5. attention_softcap, logits_softcap: scores and logits become
-    cap * tanh(x / cap); None: they stay.
+    scores: of attention. logits_softcap: logits become cap * tanh(x / cap); None: they stay.
     """
 
     BY_LAYER: ClassVar[tuple[str, ...]] = ("windows",)  # fields with an element for each layer, or ()
@@ -62,8 +62,7 @@ class ModelConfig:
     rope_freq_factors: tuple[float, ...] | None = None
     windows: tuple[int | None, ...] = ()
     local_rope_theta: float | None = None
-    attention_scale: float | None = None
-    attention_softcap: float | None = None
+    scores: Scores = PLAIN_SCORES
     logits_softcap: float | None = None
 
     def __post_init__(self) -> None:
@@ -101,6 +100,8 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ModelError(f"{where}: {name} is {value}; it must be a positive number from {least:g} to {most:g}")
+        if fault := self.scores.find_fault():
+            raise ModelError(f"{where}: {fault}")
         if self.windows and len(self.windows) != self.num_layers:
             raise ModelError(f"{where}: {len(self.windows)} windows for {self.num_layers} layers")
         for window in filter(None, self.windows):
@@ -126,7 +127,14 @@ class ModelConfig:
         return self.windows[layer] if self.windows else None
 
 
-_KINDS: Mapping[str, Any] = {"int": int, "float": float | int, "bool": bool, "str": str, "RopeScaling": RopeScaling}
+_KINDS: Mapping[str, Any] = {
+    "int": int,
+    "float": float | int,
+    "bool": bool,
+    "str": str,
+    "RopeScaling": RopeScaling,
+    "Scores": Scores,
+}
 
 
 def check_kinds(config: ModelConfig, where: str) -> None:

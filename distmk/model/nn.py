@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distmk.abi import PLAIN_SCORES, Scores
 from distmk.errors import UsageError, shown
 from distmk.model.nodes import (
     FINITE,
@@ -93,27 +94,26 @@ def attention(
     head_dim: int,
     *,
     window: int | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
+    scores: Scores = PLAIN_SCORES,
 ) -> Node:
     """Causal attention over the paged KV cache, to which it appends k and v: [tokens, columns of q].
 
     A KV head serves as many query heads as there are more of them (arXiv:2305.13245). window: positions that a query sees, its
-    own included. softcap: scores become cap * tanh(score / cap). scale: of scores; None: head_dim ** -0.5.
+    own included. scores: what is made of them before the softmax.
     """
     for part in (q, k, v):
         head_dim = _heads("attention", part, head_dim)
     if window is not None:
         window = _size("window of attention", window)
-    if softcap is not None:
-        softcap = _positive("softcap of attention", softcap)
-    if scale is not None:
-        scale = _positive("scale of attention", scale)
+    if not isinstance(scores, Scores) or (fault := scores.find_fault()):
+        raise UsageError(
+            fault if isinstance(scores, Scores) else f"the scores of attention are {shown(scores)}; expected Scores"
+        )
     if k.cols != v.cols or q.cols % k.cols:
         raise UsageError(
             f"attention of {q.cols} columns of q, {k.cols} of k and {v.cols} of v; k and v need equal divisors of q"
         )
-    return Attention(q.cols, q, k, v, head_dim, window, softcap, scale)
+    return Attention(q.cols, q, k, v, head_dim, window, scores)
 
 
 def silu(x: Node) -> Node:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
+from distmk.abi import PLAIN_SCORES, Scores
 from distmk.errors import UsageError, shown
 from distmk.parameter_checks import real
 
@@ -174,9 +175,9 @@ class Rope(Node):
 
 @dataclass(frozen=True, eq=False)
 class Attention(Node):
-    """softmax(softcap(q k^T * scale)) v over the KV cache: causal, grouped queries (Ainslie et al., arXiv:2305.13245).
+    """softmax(scores of q k^T) v over the KV cache: causal, grouped queries (Ainslie et al., arXiv:2305.13245).
 
-    window: a query sees that many positions, its own included. softcap: cap * tanh(score / cap). scale: None: head_dim ** -0.5.
+    window: a query sees that many positions, its own included.
     """
 
     q: Node
@@ -184,8 +185,7 @@ class Attention(Node):
     v: Node
     head_dim: int
     window: int | None = None
-    softcap: float | None = None
-    scale: float | None = None
+    scores: Scores = PLAIN_SCORES
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,8 +230,7 @@ class FusedAttention(Node):
     k_norm: Norm | None
     rope: str | None
     window: int | None = None
-    softcap: float | None = None
-    scale: float | None = None
+    scores: Scores = PLAIN_SCORES
 
 
 @dataclass(frozen=True, eq=False)

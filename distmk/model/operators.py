@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distmk.abi import PLAIN_SCORES, Scores
 from distmk.model.config import ModelConfig
 from distmk.model.nodes import ActivationKind, Matrix
 from distmk.model.rope import ROPE
@@ -28,8 +29,7 @@ class SelfAttention:
 
     `norm`, `post_norm`: RMSNorm over the rows of x and of what is added to x. `q_norm`, `k_norm`: RMSNorm over each head. Each is
     None in a model without it. `rope`: the rotary table (`distmk.model.rope`). `window`: positions that a query sees, its own
-    included; None: all up to its own. `softcap`: scores become softcap * tanh(score / softcap). `scale`: of scores; None:
-    head_dim ** -0.5.
+    included; None: all up to its own. `scores`: what is made of them before the softmax.
     """
 
     layer: int
@@ -44,8 +44,7 @@ class SelfAttention:
     post_norm: str | None = None
     norm_offset: float = 0.0
     window: int | None = None
-    softcap: float | None = None
-    scale: float | None = None
+    scores: Scores = PLAIN_SCORES
 
     @property
     def name(self) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from distmk.abi import Scores
 from distmk.errors import ModelError
 from distmk.model import nn
 from distmk.model.bf16 import bf16_to_f32, f32_to_bf16
@@ -29,10 +31,9 @@ class Gemma2(Llama):
 
     @classmethod
     def read_config(cls, f: Fields) -> ModelConfig:
-        features = read_features(f, every=2) | {
-            "attention_softcap": _cap(f, "attn_logit_softcapping", 50.0),
-            "logits_softcap": _cap(f, "final_logit_softcapping", 30.0),
-        }
+        features = read_features(f, every=2)
+        features["scores"] = replace(features["scores"], softcap=_cap(f, "attn_logit_softcapping", 50.0))
+        features["logits_softcap"] = _cap(f, "final_logit_softcapping", 30.0)
         return read_decoder(f, cls.family, features, own=OWN, max_position=8192, **DEFAULTS)
 
     def embed(self, tokens: Node) -> Node:
@@ -61,7 +62,7 @@ def read_features(f: Fields, every: int) -> dict[str, Any]:
     if scale <= 0:
         raise ModelError(f"{f.where}: query_pre_attn_scalar is {scale:g}; it must be positive")
     windows = tuple(window if kind == WINDOWED else None for kind in kinds)
-    return {"windows": windows, "attention_scale": scale**-0.5, "qkv_bias": bias, "o_bias": bias}
+    return {"windows": windows, "scores": Scores(scale**-0.5), "qkv_bias": bias, "o_bias": bias}
 
 
 def _cap(f: Fields, key: str, default: float) -> float | None:

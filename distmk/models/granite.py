@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distmk.abi import Scores
 from distmk.errors import ModelError
 from distmk.model.causal_lm import register_model
 from distmk.model.config import ModelConfig
@@ -32,7 +33,7 @@ class Granite(Llama):
         if logits <= 0:
             raise ModelError(f"{f.where}: logits_scaling is {logits:g}; it must be positive")
         bias = f.flag("attention_bias")
-        features = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": f.flag("mlp_bias"), "attention_scale": attention}
+        features = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": f.flag("mlp_bias"), "scores": Scores(attention)}
         features |= {"embedding_scale": embedding, "residual_scale": residual, "logits_scale": 1.0 / logits}
         return read_decoder(f, cls.family, features, own=names, bos=(1,), eos=(2,), config=GraniteConfig)
 

@@ -54,8 +54,8 @@ class Llama(CausalLM):
 
     def attend(self, q: Node, k: Node, v: Node, layer: int) -> Node:
         c = self.config
-        q, k, cap, scale = self.rotated(q, layer), self.rotated(k, layer), c.attention_softcap, c.attention_scale
-        return nn.attention(q, k, v, c.head_dim, window=c.window(layer), softcap=cap, scale=scale)
+        q, k = self.rotated(q, layer), self.rotated(k, layer)
+        return nn.attention(q, k, v, c.head_dim, window=c.window(layer), scores=c.scores)
 
     def rotated(self, x: Node, layer: int) -> Node:
         return nn.rope(x, self.config.head_dim)

@@ -8,7 +8,7 @@ from ctypes import c_float, c_uint8, c_uint16, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import HOT_HEAD_DIM, MAX_ROWS, POSITIONS_PER_PASS, split_operand
+from distmk.abi import HOT_HEAD_DIM, MAX_ROWS, POSITIONS_PER_PASS, ScoreArgs, check_scores, split_operand
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import (
     Access,
@@ -26,7 +26,6 @@ from distmk.tasks.slots import check_num_slots, check_slot_capacity
 from distmk.tasks.splits import (
     AttentionShape,
     check_fixed_splits,
-    check_scores,
     check_splits,
     fewest_splits,
     fused_partial_bytes,
@@ -65,8 +64,7 @@ class AttentionArgs(ctypes.Structure):
         ("split_budget", c_uint32),
         ("window", c_uint32),  # positions that a row sees, its own included
         ("eps", c_float),
-        ("scale", c_float),  # of scores
-        ("softcap", c_float),  # they become softcap * tanh(score / softcap); 0: they do not
+        ("scores", ScoreArgs),
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
         ("polls", c_uint8),  # 1: poll qkv
@@ -82,7 +80,7 @@ class AttentionArgs(ctypes.Structure):
 @task_type(6, "attention")
 @dataclass(frozen=True, eq=False)
 class Attention(Task):
-    """softmax(q k^T * shape.score_scale) v in splits. An instance: the query heads of one KV head, one run of rows, one split.
+    """softmax(shape.scores of q k^T) v in splits. An instance: the query heads of one KV head, one run of rows, one split.
 
     qkv: f32 [rows, qkv_cols], before head norm and RoPE. k_cache, v_cache: bf16 pages. The split that has a new position
     normalizes, rotates and appends its K and V, so that every position has one writer. partials: f32, the unnormalized output
@@ -164,8 +162,7 @@ class Attention(Task):
             split_budget=s.split_budget,
             window=s.window,
             eps=self.eps,
-            scale=s.score_scale,
-            softcap=s.softcap or 0.0,
+            scores=s.scores.encode(s.head_dim),
             num_positions=self.rope.rows,
             qkv_stride=self.qkv.buffer.cols,
             polls=int(self.polls),
@@ -189,7 +186,7 @@ class Attention(Task):
 
     @classmethod
     def _check_kind(cls, args: Any) -> None:
-        require(args.softcap == 0, "scores are capped by a general_attention task only")
+        check_scores(args.scores, are_only_scaled=True)
         require(args.head_dim <= HOT_HEAD_DIM, f"heads of {args.head_dim} elements are a general_attention task's")
 
     @classmethod
@@ -234,12 +231,10 @@ class Attention(Task):
 @task_type(24, "general_attention")
 @dataclass(frozen=True, eq=False)
 class GeneralAttention(Attention):
-    """`Attention` with what a GPU has no code for in its consumers' loop: scores may be capped (`shape.softcap`), heads may have
-    more than HOT_HEAD_DIM elements, on a GPU up to MAX_HEAD_DIM.
+    """`Attention` with what a GPU has no code for in its consumers' loop: scores of any kind, and heads of more than HOT_HEAD_DIM
+    elements, on a GPU up to MAX_HEAD_DIM.
 
     A worker works out its instances anew in each task, and the loader does not stream keys and values.
-
-    softcap: Gemma 2, arXiv:2408.00118.
     """
 
     hot_variants: ClassVar[int] = 0
@@ -251,13 +246,13 @@ class GeneralAttention(Attention):
 
     @classmethod
     def _check_kind(cls, args: Any) -> None:
-        check_scores(args)
+        check_scores(args.scores)
         require(not args.long_splits, "the loader streams nothing for a general_attention task")
 
 
 def attention_type(shape: AttentionShape) -> type[Attention]:
     """The task type of attention of this shape."""
-    return GeneralAttention if shape.softcap or shape.head_dim > HOT_HEAD_DIM else Attention
+    return Attention if shape.scores.are_only_scaled and shape.head_dim <= HOT_HEAD_DIM else GeneralAttention
 
 
 def page_table_content(args: Any) -> Content:

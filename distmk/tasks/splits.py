@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from distmk.abi import COMBINE_SLICE, COMBINE_WIDTH, FUSED_PARTIAL_HEADER, MAX_ROWS, PARTIAL_FLOATS, POSITIONS_PER_PASS
+from distmk.abi import (
+    COMBINE_SLICE,
+    COMBINE_WIDTH,
+    FUSED_PARTIAL_HEADER,
+    MAX_ROWS,
+    PARTIAL_FLOATS,
+    PLAIN_SCORES,
+    POSITIONS_PER_PASS,
+    Scores,
+)
 from distmk.errors import UsageError
 from distmk.graph.task import Content, require
 
@@ -80,11 +89,6 @@ def check_window(args: Any) -> None:
     require(0 < args.window <= ANY_LENGTH, "window is out of range")
 
 
-def check_scores(args: Any) -> None:
-    """Raise ValueError for scores that are capped at a number below 0, or at none."""
-    require(args.softcap >= 0, "softcap is negative")
-
-
 def most_seen(max_positions: int, window: int) -> int:
     """The most positions that the rows of one run see together, in sequences of up to `max_positions`."""
     return min(max_positions, window + MAX_ROWS - 1)
@@ -132,19 +136,13 @@ class AttentionShape:
     num_workers: int
     num_slots: int = MAX_ROWS  # rows of the page table
     window: int = ANY_LENGTH  # positions that a row sees, its own included
-    scale: float | None = None  # of scores; None: head_dim ** -0.5
-    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    scores: Scores = PLAIN_SCORES
     fixed_splits: bool = False  # splits depend on nothing else in the batch (csrc/runtime/splits.h)
 
     def __post_init__(self) -> None:
         most = max(self.num_q, self.num_kv, self.group, self.head_dim)
         if most > MOST_HEADS:
             raise UsageError(f"{most} heads of a rank, or elements of a head, are more than {MOST_HEADS}")
-
-    @property
-    def score_scale(self) -> float:
-        """What scores are multiplied by before they are capped."""
-        return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def split_budget(self) -> int:

@@ -8,12 +8,12 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import WIDE_ROWS, LaunchKind
+from distmk.abi import WIDE_ROWS, LaunchKind, ScoreArgs, check_scores
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Content, Layout, Task, access, bf16_access, constant_access, require, task_type
 from distmk.tasks.attention import page_table_content
 from distmk.tasks.slots import check_num_slots, check_slot_capacity
-from distmk.tasks.splits import AttentionShape, check_scores, check_window
+from distmk.tasks.splits import AttentionShape, check_window
 from distmk.tasks.wide import activation_access, check_wide, wide_batch_accesses
 
 MAX_QKV_COLS = 65536  # a row of them and its RoPE fit in a GPU worker's shared memory
@@ -143,20 +143,19 @@ class WideAttentionArgs(ctypes.Structure):
         ("tiled", c_uint32),
         ("num_slots", c_uint32),
         ("window", c_uint32),  # positions that a row sees, its own included
-        ("scale", c_float),  # of scores
-        ("softcap", c_float),  # they become softcap * tanh(score / softcap); 0: they do not
+        ("scores", ScoreArgs),
     ]
 
 
 @task_type(17, "wide_attention")
 @dataclass(frozen=True, eq=False)
 class WideAttention(Task):
-    """softmax(q k^T * shape.score_scale) v of every row of a wide iteration over its sequence's positions up to its own.
+    """softmax(shape.scores of q k^T) v of every row of a wide iteration over its sequence's positions up to its own.
 
     q: bf16 [WIDE_ROWS, query columns], as `WideAppend` leaves it. out: activations of as many columns. Row i of a run of n rows
-    that ends with kv_len positions attends to the first kv_len - n + i + 1, or the last `shape.window` of these. Scores may be
-    capped (`shape.softcap`). An instance: a block of rows of one run and one query head or group of them, as the backend cuts
-    it; max_instances bounds their number.
+    that ends with kv_len positions attends to the first kv_len - n + i + 1, or the last `shape.window` of these. An
+    instance: a block of rows of one run and one query head or group of them, as the backend cuts it; max_instances bounds their
+    number.
 
     Dao, "FlashAttention-2", arXiv:2307.08691.
     """
@@ -197,8 +196,7 @@ class WideAttention(Task):
             **{name: getattr(self.shape, name) for name in (*heads, *cache)},
             q_stride=self.q.buffer.cols,
             tiled=int(self.tiled),
-            scale=self.shape.score_scale,
-            softcap=self.shape.softcap or 0.0,
+            scores=self.shape.scores.encode(self.shape.head_dim),
         )
 
     @classmethod
@@ -214,7 +212,7 @@ class WideAttention(Task):
         _check_heads(args)
         require(args.group > 0, "there are no query heads")
         check_window(args)
-        check_scores(args)
+        check_scores(args.scores)
         first, last = args.q_begin // args.group, (args.q_begin + args.num_q - 1) // args.group
         require(
             args.kv_begin <= first and last < args.kv_begin + args.num_kv and args.q_begin + args.num_q < 2**32,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from distmk.abi import Scores
 from distmk.errors import ModelError
 from distmk.weights.gguf_header import GgufHeader
 from distmk.weights.gguf_metadata import ArchMetadata
@@ -80,15 +81,14 @@ class GgufFamily:
 
 def _gemma2(metadata: ArchMetadata) -> dict[str, Any]:
     return {
-        "attention_scale": _gemma_scale(metadata, layers_of_27b=46),
-        "attention_softcap": metadata.number("attn_logit_softcapping", 50.0),
+        "scores": Scores(_gemma_scale(metadata, layers_of_27b=46), metadata.number("attn_logit_softcapping", 50.0)),
         "logits_softcap": metadata.number("final_logit_softcapping", 30.0),
     }
 
 
 def _gemma3(metadata: ArchMetadata) -> dict[str, Any]:
     return {
-        "attention_scale": _gemma_scale(metadata, layers_of_27b=62),
+        "scores": Scores(_gemma_scale(metadata, layers_of_27b=62)),
         "local_rope_theta": metadata.number("rope.freq_base_swa", 10000.0),
         "logits_softcap": metadata.number("final_logit_softcapping", 0.0) or None,
     }
@@ -111,7 +111,7 @@ def _granite(metadata: ArchMetadata) -> dict[str, Any]:
     if divisor <= 0:
         raise ModelError(f"{metadata.where}: {metadata.name('logit_scale')} is {divisor:g}; it must be positive")
     return {
-        "attention_scale": metadata.number("attention.scale", 0.0) or None,
+        "scores": Scores(metadata.number("attention.scale", 0.0) or None),
         "embedding_scale": metadata.number("embedding_scale", 0.0) or 1.0,
         "residual_scale": metadata.number("residual_scale", 0.0) or 1.0,
         "logits_scale": 1.0 / divisor,

@@ -8,7 +8,7 @@ import pytest
 from support.programs import with_attention
 from support.tiny_config import tiny_config
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS
+from distmk.abi import MAX_ROWS, WIDE_ROWS, Scores
 from distmk.check import check
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
@@ -40,7 +40,7 @@ def test_which_programs_have_long_splits(num_workers: int, max_seqs: int, max_mo
 def test_layers_that_differ(launch: Literal["massive", "spread"], head_dim: int) -> None:
     """Each task has its layer's fields; a window that no sequence outgrows is none; and the programs are proved."""
     model = build_model(tiny_config(num_heads=4, num_kv_heads=2, head_dim=head_dim, num_layers=6))
-    layers = ({"window": 9}, {"softcap": 3.0, "scale": 0.2}, {"window": 64})
+    layers = ({"window": 9}, {"scores": Scores(0.2, 3.0)}, {"window": 64})
     options = DecodeOptions(
         2, 30, max_seqs=1, max_model_len=64, attention_launch=launch, row_buckets=(MAX_ROWS, WIDE_ROWS)
     )
@@ -51,9 +51,9 @@ def test_layers_that_differ(launch: Literal["massive", "spread"], head_dim: int)
         if isinstance(task, (Attention, Combine, WideAttention)) or (isinstance(task, Linear) and task.fused_partials):
             shape = task.shape
             layer = int(task.op.removeprefix("layer").partition(".")[0])
-            assert shape and (shape.window, shape.scale, shape.softcap) == wanted[layer % 3], task.op
+            assert shape and (shape.window, shape.scores.scale, shape.scores.softcap) == wanted[layer % 3], task.op
             assert not isinstance(task, Attention) or type(task) is (
-                GeneralAttention if shape.softcap or head_dim == 256 else Attention
+                GeneralAttention if shape.scores.softcap or head_dim == 256 else Attention
             )
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.evaluate import evaluate
 
-from distmk import CausalLM, ModelConfig, UsageError, nn, register_model
+from distmk import CausalLM, ModelConfig, Scores, UsageError, nn, register_model
 from distmk.cli import main
 from distmk.model.listing import drawing, listing
 from distmk.model.nodes import Node, in_order
@@ -54,7 +54,7 @@ class Drawn(CausalLM):
             q, k = nn.head_norm(q, f"{layer}.qn", EPS, d), nn.head_norm(k, f"{layer}.kn", EPS, d, offset=1.0)
         if "rope" in self.features:
             q, k = nn.rope(q, d), nn.rope(k, d)
-        out = nn.attention(q, k, v, d, window=3, softcap=5.0, scale=0.3)
+        out = nn.attention(q, k, v, d, window=3, scores=Scores(0.3, 5.0))
         out = nn.linear(out, f"{layer}.o", c.hidden_size, bias=bias, parallel="row")
         return out * 0.5 if "scales" in self.features else out
 
@@ -194,8 +194,8 @@ WRONG: list[Any] = [
     lambda t: nn.split(_x(t), [16, -4])[0],
     lambda t: nn.rope(_x(t), 4, "other"),
     lambda t: nn.attention(_x(t), _x(t), _x(t), 4, window=0),
-    lambda t: nn.attention(_x(t), _x(t), _x(t), 4, softcap=math.nan),
-    lambda t: nn.attention(_x(t), _x(t), _x(t), 4, scale=-1),
+    lambda t: nn.attention(_x(t), _x(t), _x(t), 4, scores=Scores(softcap=math.nan)),
+    lambda t: nn.attention(_x(t), _x(t), _x(t), 4, scores=Scores(-1)),
     lambda t: 1.0 + _x(t),
     lambda t: _x(t) * math.nan,
     lambda t: np.ones(12) * _x(t),
@@ -226,8 +226,8 @@ REASONS = [
     "a size of split is -4; expected a whole number",
     "rope by the table 'other'; expected 'rope'",
     "window of attention is 0; expected a whole number",
-    "softcap of attention is nan; expected a positive number",
-    "scale of attention is -1; expected a positive number",
+    "the softcap of attention is nan; it must be a positive number",
+    "the scale of attention is -1; it must be a positive number",
     r"Embedding of 12 columns \+ 1.0; two tensors",
     "a factor of Embedding is nan; expected a finite number",
     r"a factor of Embedding is array\(.*; expected a finite number",

@@ -18,7 +18,7 @@ from support.damage import ways as damages
 from support.tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
-from distmk.abi import MAX_ROWS, WIDE_ROWS
+from distmk.abi import MAX_ROWS, WIDE_ROWS, Scores
 from distmk.backends import build_cache
 from distmk.backends.cache_files import cannot_write
 from distmk.backends.host.build import build
@@ -92,7 +92,8 @@ def test_any_change_is_another_program() -> None:
     other |= {
         "windows": (64,) * CONFIG.num_layers,
         "local_rope_theta": 100.0,
-        **dict.fromkeys(("attention_scale", "attention_softcap", "logits_softcap"), 0.5),
+        "scores": Scores(0.5, 0.5),
+        "logits_softcap": 0.5,
         "eos_token_ids": (3,),
         "rope_freq_factors": (1.0,) * 8,
         "partial_rotary_dim": 8,

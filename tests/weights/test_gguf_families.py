@@ -21,6 +21,7 @@ from support.gguf_files import CONVERSIONS, write_gguf
 from test_weights import assert_bits_equal, expect_error
 from transformers import PreTrainedModel
 
+from distmk.abi import Scores
 from distmk.errors import ModelError
 from distmk.model.rope import LOCAL_ROPE, ROPE, rope_table
 from distmk.weights import Checkpoint, expected_tensors, open_checkpoint
@@ -120,12 +121,12 @@ def test_pattern_of_windows(pattern: Any, tmp_path: Path) -> None:
 
 
 ABSENT: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
-    ("gemma2", ("attn_logit_softcapping",), {"attention_softcap": 50.0}),
+    ("gemma2", ("attn_logit_softcapping",), {"scores": Scores(10**-0.5, 50.0)}),
     ("gemma2", ("final_logit_softcapping",), {"logits_softcap": 30.0}),
     ("gemma2", ("attention.sliding_window",), {"windows": (4096, None)}),
     ("gemma3", ("attention.sliding_window",), {"windows": ()}),
     ("gemma3", ("rope.freq_base_swa",), {"local_rope_theta": 10000.0}),
-    ("granite", ("attention.scale",), {"attention_scale": None}),
+    ("granite", ("attention.scale",), {"scores": Scores()}),
     ("granite", ("embedding_scale", "residual_scale"), {"embedding_scale": 1.0, "residual_scale": 1.0}),
 ]
 """Models, keys of their metadata, and what llama.cpp takes for them if they are not there."""

@@ -33,7 +33,7 @@ DISTMK_FN void attend(const P& p, uint32_t first_query, uint32_t rows, KvTileOf<
       load_v(p, present, tile);
     else if (more)
       load_k(p, next, tile);
-    if (!P::ON_HOT_PATH && p.args.softcap) cap_scores(scores, p.args.softcap);
+    if (!P::ON_HOT_PATH && !are_only_scaled(p.args.scores)) vary_scores(scores, p.args.scores);
     uint32_t weights[1][2][2];
     partial.template softmax_step<false>(tile_index, visible_begin, visible_end, false, scores, weights);
     if (!cached) patch_new_v(p, tile_index, tile);

@@ -35,13 +35,13 @@ DISTMK_FN void multiply_qk(const P& p, const K& k, float (&scores)[N_TILES][4]) 
   }
 }
 
-// Caps the scores of a KV tile: their high and low halves together, so that the low ones become zero.
-DISTMK_FN void cap_scores(float (&scores)[2][4], float cap) {
+// Varies the scores of a KV tile: their high and low halves together, so that the low ones become zero.
+DISTMK_FN void vary_scores(float (&scores)[2][4], const ScoreArgs& args) {
 #pragma unroll
   for (auto& block : scores)
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
-      block[e] = capped<Base2>(block[e] + block[2 + e], cap);
+      block[e] = vary_score<Base2>(block[e] + block[2 + e], args);
       block[2 + e] = 0.0f;
     }
 }

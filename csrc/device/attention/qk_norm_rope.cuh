@@ -102,7 +102,7 @@ DISTMK_FN void load_q(const P& p, uint32_t first_query, uint32_t count, bool pol
     *reinterpret_cast<uint2*>(p.query(i) + e) = {halves.high, halves.low};
   };
   norm_and_rotate<P::PARTS>(p.context, polls, p.qkv(row, head), p.f32(p.args.q_norm), p.rope(p.first_new() + row),
-                            p.args.eps, dim, p.args.scale * LOG2_E, store);
+                            p.args.eps, dim, p.args.scores.scale * LOG2_E, store);
   if (const uint32_t e = dim + p.lane() * 2; e < p.padded_head_dim()) store(e, {0, 0});
 }
 

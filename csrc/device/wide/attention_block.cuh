@@ -132,13 +132,13 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& cop
   using Turns = Turns<DIM, KEYS>;
   const uint32_t begin = Warp::way() * KEYS;
   const uint32_t num_steps = begin < visible.most ? (visible.most - begin + KV_ROWS - 1) / KV_ROWS : 0;
-  const bool caps = attention_plan().args.softcap;
+  const bool varies = !are_only_scaled(attention_plan().args.scores);
   const auto weigh = [&](uint32_t tile, float (&s)[Warp::SCORES], float (&factor)[2]) {
     const uint32_t first = tile * KV_ROWS + begin;
-    if (caps) Warp::cap(s, scale, attention_plan().args.softcap);
+    if (varies) Warp::vary(s, scale, attention_plan().args.scores);
     if (first + KEYS > visible.fewest) Warp::mask_from(first, visible.of_lane, s);
     if (first < visible.seen_by_all) Warp::mask_before(first, visible.of_lane, attention_plan().args.window, s);
-    warp.weigh(s, caps ? 1.0f : scale, factor);
+    warp.weigh(s, varies ? 1.0f : scale, factor);
   };
   copies.await_first();
   barrier_sync<NUM_CONSUMERS>();
@@ -207,7 +207,7 @@ DISTMK_NOINLINE void run_attention_job() {
   Warp warp;
   warp.begin(args.head_dim,
              [&](uint32_t i) { return QueryPlace(job, min(query + 8 * i, num_queries - 1)).input(args); });
-  attend(warp, copies, visible, (num_keys + KV_ROWS - 1) / KV_ROWS, args.scale * LOG2_E);
+  attend(warp, copies, visible, (num_keys + KV_ROWS - 1) / KV_ROWS, args.scores.scale * LOG2_E);
   mark(Mark::LAST);
   warp.reduce_sums();
   if constexpr (Warp::WAYS > 1) {

@@ -182,7 +182,9 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
     const uint32_t first_end = job.first_new() + 1;
     const uint32_t seen_by_all = job.end() - min(job.end(), args.window);
     const uint32_t window = args.window;
-    const float softcap = args.softcap, scale = args.scale * LOG2_E;
+    const ScoreArgs scores = args.scores;
+    const bool varies = !are_only_scaled(scores);
+    const float scale = scores.scale * LOG2_E;
     this->clear();
 #pragma unroll 1
     for (uint32_t first = job.first_position(); first < job.end(); first += ROW_STRIDE) {
@@ -190,10 +192,10 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
       if (is_first && first == job.first_position()) mark(Mark::FIRST);
       float s[SCORES], factor[2];
       multiply_keys(tile, s);
-      if (softcap) Tile::cap(s, scale, softcap);
+      if (varies) Tile::vary(s, scale, scores);
       if (first + ROW_TILE > first_end) Tile::mask_from(first, ends, s);
       if (first < seen_by_all) Tile::mask_before(first, ends, window, s);
-      this->weigh(s, softcap ? 1.0f : scale, factor);
+      this->weigh(s, varies ? 1.0f : scale, factor);
       this->rescale(factor);
       this->keep_weights(s);
       add_values(tile + Ring::VALUES);

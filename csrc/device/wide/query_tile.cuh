@@ -26,10 +26,10 @@ struct QueryTile {
     softmax[0] = softmax[1] = {};
   }
 
-  // Scores by `scale`, which has log2(e), and capped.
-  DISTMK_FN static void cap(float (&s)[SCORES], float scale, float softcap) {
+  // Scores by `scale`, which has log2(e), and varied.
+  DISTMK_FN static void vary(float (&s)[SCORES], float scale, const ScoreArgs& args) {
 #pragma unroll
-    for (uint32_t i = 0; i < SCORES; ++i) s[i] = capped<Base2>(s[i] * scale, softcap);
+    for (uint32_t i = 0; i < SCORES; ++i) s[i] = vary_score<Base2>(s[i] * scale, args);
   }
   // Position of a lane's score i of those from position `first` on.
   DISTMK_FN static uint32_t position(uint32_t first, uint32_t i) { return first + lane() % 4 * 2 + i / 4 * 8 + i % 2; }

@@ -115,10 +115,10 @@ class AttentionLoop {
     const uint32_t visible_begin = first > begin ? first - begin : 0,
                    visible_end = position >= begin ? std::min(position + 1 - begin, count) : 0;
     if (visible_begin >= visible_end) return void(std::fill_n(weights, KV_BLOCK, Weight{}));
-    float scale = args_.scale;
-    if (args_.softcap) {
+    float scale = args_.scores.scale;
+    if (!are_only_scaled(args_.scores)) {
       for (uint32_t i = 0; i < KV_BLOCK; i += LANES)
-        store(scores + i, capped<VectorMath>(load(scores + i) * scale, args_.softcap));
+        store(scores + i, vary_score<VectorMath>(load(scores + i) * scale, args_.scores));
       scale = 1.0f;
     }
     if (visible_begin) std::fill(scores, scores + visible_begin, -INFINITY);

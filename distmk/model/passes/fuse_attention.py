@@ -27,8 +27,7 @@ def fuse_attention(output: Node) -> Node:
         matrices = q.linear.matrices + k.linear.matrices + v.linear.matrices
         cols = q.linear.cols + k.linear.cols + v.linear.cols
         qkv = Linear(cols, q.linear.x, matrices, "column", q.linear.norm)
-        options = (node.window, node.softcap, node.scale)
-        return FusedAttention(node.cols, qkv, node.head_dim, q.norm, k.norm, q.rope, *options)
+        return FusedAttention(node.cols, qkv, node.head_dim, q.norm, k.norm, q.rope, node.window, node.scores)
 
     return rewrite(output, rule)
 

@@ -8,7 +8,7 @@ from support import reference
 from support.bodies.attention_inputs import PLAIN, Heads
 from support.bodies.board import Board
 
-from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, BatchRun, Space, WideBatch
+from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, BatchRun, Scores, Space, WideBatch
 from distmk.graph.regions import Region
 from distmk.tasks import AttentionShape, WideAppend, WideAttention
 from distmk.tasks.splits import ANY_LENGTH
@@ -85,7 +85,7 @@ class WideAttentionCase:
         num_pages = sum(-(-kv_len // page_size) for _, _, kv_len in runs) + 2
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
-            num_pages, 1, 64, 1, MAX_SEQUENCES, how.window or ANY_LENGTH, how.scale, how.softcap,
+            num_pages, 1, 64, 1, MAX_SEQUENCES, how.window or ANY_LENGTH, Scores(how.scale, how.softcap),
         )  # fmt: skip
         self.num_rows = sum(rows for rows, _, _ in runs)
         self.qkv = torch.randn(self.num_rows, self.shape.qkv_cols).bfloat16()

@@ -14,7 +14,7 @@ from support.batches import decode_batch
 from support.programs import SMALLEST, with_attention
 from support.tiny_config import tiny_config
 
-from distmk.abi import WIDE_ROWS, Batch
+from distmk.abi import WIDE_ROWS, Batch, Scores
 from distmk.graph.graph import Graph
 from distmk.graph.regions import ITEM_BYTES, WeightKind
 from distmk.lower import DecodeOptions, lower_programs
@@ -86,7 +86,7 @@ KINDS: dict[str, Callable[[], Graph]] = {
     ),
     "decode, fused combine, 2 ranks": _decode(2, 3, **FUSED),
     "decode, layers that differ": _decode(
-        1, 3, layers=({}, {"window": 9, "scale": 0.3, "softcap": 2.0}), **(FUSED | {"num_layers": 4})
+        1, 3, layers=({}, {"window": 9, "scores": Scores(0.3, 2.0)}), **(FUSED | {"num_layers": 4})
     ),
     "decode, spread attention, 2 ranks": _decode(2, 3, attention_launch="spread"),
     "decode, one scheduler": _decode(2, 3, num_schedulers=1),
