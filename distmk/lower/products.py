@@ -13,12 +13,11 @@ from distmk.graph.graph import Graph
 from distmk.graph.partition import Partition
 from distmk.graph.regions import Segment, Slab, Tiling, Weight, WeightKind
 from distmk.lower.plan import WorkPlan
-from distmk.model.nodes import ActivationKind, Matrix
+from distmk.model.nn import ACTIVATIONS
+from distmk.model.nodes import Matrix
 from distmk.model.operators import Embedding, Head, Mlp, SelfAttention
 from distmk.model.rope import rotation_order
 from distmk.model.shards import Range
-
-EPILOGUES: dict[ActivationKind, Epilogue] = {"silu": Epilogue.SWIGLU, "gelu_tanh": Epilogue.GEGLU}
 
 Rows = list[tuple[Matrix, Range]]
 
@@ -72,7 +71,7 @@ def gate_up_product(graph: Graph, plan: WorkPlan, op: Mlp) -> Product:
     """activation(gate(norm(x))) * up(norm(x)), column-parallel. A slab has its gate rows, then as many up rows."""
     rows = [_gate_up_rows(plan, op, rank) for rank in plan.ranks]
     partitions = tuple(partition.paired for partition in plan.mlp)
-    epilogue = EPILOGUES[op.activation]
+    epilogue = ACTIVATIONS[op.activation]
     return _column_parallel(graph, plan, f"{op.name}.gate_up", rows, partitions, op, epilogue, bias=op.gate.bias)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distmk.abi import PLAIN_SCORES, Scores
+from distmk.abi import PLAIN_SCORES, Epilogue, Scores
 from distmk.errors import UsageError, shown
 from distmk.model.nodes import (
     FINITE,
@@ -114,6 +114,10 @@ def attention(
             f"attention of {q.cols} columns of q, {k.cols} of k and {v.cols} of v; k and v need equal divisors of q"
         )
     return Attention(q.cols, q, k, v, head_dim, window, scores)
+
+
+ACTIVATIONS = {"silu": Epilogue.SWIGLU, "gelu_tanh": Epilogue.GEGLU}
+"""The activations of gated products by name, and the epilogue that computes each (csrc/runtime/pointwise.h)."""
 
 
 def silu(x: Node) -> Node:

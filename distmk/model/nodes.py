@@ -17,7 +17,6 @@ from distmk.parameter_checks import real
 Parallel = Literal["column", "row"]
 """How a matrix is dealt to ranks: by its outputs, or by its inputs, so that its products are terms of a sum over ranks."""
 
-ActivationKind = Literal["silu", "gelu_tanh"]
 
 FINITE = (-1e30, 1e30)  # numbers that float32 holds, with products of them
 
@@ -191,7 +190,7 @@ class Attention(Node):
 @dataclass(frozen=True, eq=False)
 class Activation(Node):
     x: Node
-    function: ActivationKind
+    function: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +237,7 @@ class Gated(Node):
     """activation(gate) * up, of the columns of gate and then up, in the epilogue of their product."""
 
     gate_up: Linear
-    function: ActivationKind
+    function: str
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from distmk.abi import PLAIN_SCORES, Scores
 from distmk.model.config import ModelConfig
-from distmk.model.nodes import ActivationKind, Matrix
+from distmk.model.nodes import Matrix
 from distmk.model.rope import ROPE
 
 
@@ -64,7 +64,7 @@ class Mlp:
     gate: Matrix
     up: Matrix
     down: Matrix
-    activation: ActivationKind = "silu"
+    activation: str = "silu"
     post_norm: str | None = None
     norm_offset: float = 0.0
 

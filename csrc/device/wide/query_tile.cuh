@@ -27,7 +27,7 @@ struct QueryTile {
   }
 
   // Scores by `scale`, which has log2(e), and varied.
-  DISTMK_FN static void vary(float (&s)[SCORES], float scale, const ScoreArgs& args) {
+  DISTMK_FN static void vary(float (&s)[SCORES], float scale, ScoreArgs args) {
 #pragma unroll
     for (uint32_t i = 0; i < SCORES; ++i) s[i] = vary_score<Base2>(s[i] * scale, args);
   }
