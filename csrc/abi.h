@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 13312037895074261620ull;
+constexpr uint64_t ABI_HASH = 1856400790975349890ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -66,6 +66,7 @@ enum class RowSample : uint32_t { NONE = 0, GREEDY = 1, DRAW = 2, SCORE = 3 };
 
 enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2, SEEDED = 4 };
 
+#define DISTMK_GATED_EPILOGUES(X) X(SWIGLU) X(GEGLU)
 // distmk/formats/bf16.py
 struct Bf16Format {
   static constexpr uint32_t ELEMENT_BITS = 16u, COPY_ALIGN_BYTES = 16u;

@@ -10,7 +10,15 @@
 
 namespace distmk {
 
-DISTMK_FN constexpr bool is_gated(Epilogue e) { return e == Epilogue::SWIGLU || e == Epilogue::GEGLU; }
+// Cases of a switch, one for each gated epilogue.
+#define DISTMK_GATED_CASE(NAME) case Epilogue::NAME:
+#define DISTMK_GATED_CASES DISTMK_GATED_EPILOGUES(DISTMK_GATED_CASE)
+
+DISTMK_FN constexpr bool is_gated(Epilogue epilogue) {
+#define DISTMK_OR_IS(NAME) || epilogue == Epilogue::NAME
+  return false DISTMK_GATED_EPILOGUES(DISTMK_OR_IS);
+#undef DISTMK_OR_IS
+}
 
 // z of GELU.
 template <class T>
@@ -19,16 +27,13 @@ DISTMK_FN T gelu_exponent(T x) {
 }
 // z: the activation's exponent.
 template <class Math, class T>
-DISTMK_FN T gated(T gate, T z, T up) {
+DISTMK_FN T gated_by(T gate, T z, T up) {
   return Math::quotient(gate, 1.0f + Math::exp(-z)) * up;
 }
+// activation(gate) * up.
 template <class Math, class T>
-DISTMK_FN T swiglu(T gate, T up) {
-  return gated<Math>(gate, gate, up);
-}
-template <class Math, class T>
-DISTMK_FN T geglu(T gate, T up) {
-  return gated<Math>(gate, gelu_exponent(gate), up);
+DISTMK_FN T gated(Epilogue epilogue, const T& gate, const T& up) {
+  return epilogue == Epilogue::GEGLU ? gated_by<Math>(gate, gelu_exponent(gate), up) : gated_by<Math>(gate, gate, up);
 }
 
 // cap * tanh(logit / cap), as tanh(x) = 1 - 2 / (1 + e^2x); a cap of 0: the logit.

@@ -173,6 +173,7 @@ def _body(own: Types, absent: Types = (), *, is_documented: bool = False) -> lis
     for enum_type in abi.ENUMS:
         members = ", ".join(f"{member.name} = {int(member)}" for member in enum_type)
         lines += [f"enum class {enum_type.__name__} : uint32_t {{ {members} }};", ""]
+    lines.append("#define DISTMK_GATED_EPILOGUES(X) " + " ".join(f"X({epilogue.name})" for epilogue in abi.GATED))
     for weight_format in FORMATS.values():
         lines += _format(weight_format)
     for struct in abi.STRUCTS:

@@ -61,8 +61,7 @@ struct OutputPointers {
     switch (params.kind()) {
       case Epilogue::PUSH:
         return resolve_f32(context.peer<float>(rank, args.out), column, args.n);
-      case Epilogue::SWIGLU:
-      case Epilogue::GEGLU:
+        DISTMK_GATED_CASES
         return resolve_bf16(params, args.out, column, args.out_stride);
       default:
         resolve_f32(context.at<float>(args.out), column, args.out_stride);
@@ -209,7 +208,7 @@ struct BlockEpilogue {
       float value = sum_partials(of_token, row) * scale + pointers.bias;
       if (pointers.up_rows) {
         const float up = sum_partials(of_token, row + pointers.up_rows) * scale + pointers.up_bias;
-        value = params.kind() == Epilogue::GEGLU ? geglu<BaseE>(value, up) : swiglu<BaseE>(value, up);
+        value = gated<BaseE>(params.kind(), value, up);
       }
       value += residual[i];
       pointers.store(token, value);
@@ -246,8 +245,7 @@ DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) 
     case Epilogue::PUSH:
       return state.transport != nullptr;
     case Epilogue::ADD:
-    case Epilogue::SWIGLU:
-    case Epilogue::GEGLU:
+      DISTMK_GATED_CASES
       return !args.reset;
     default:
       return true;

@@ -66,7 +66,7 @@ class FeaturePair {
     float v = output_of(token)[row_[i]] + bias_[i];
     if constexpr (PAIRED) {
       const float up = output_of(token)[up_row_[i]] + up_bias_[i];
-      v = EPILOGUE == Epilogue::GEGLU ? geglu<BaseE>(v, up) : swiglu<BaseE>(v, up);
+      v = gated<BaseE>(EPILOGUE, v, up);
     }
     if constexpr (EPILOGUE == Epilogue::LOGITS) v = softcapped<BaseE>(v, softcap_);
     return known_[i] ? v : 0.0f;
@@ -157,10 +157,11 @@ DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, con
   const uint32_t end = features.end();
   const uint64_t stride = args.out_stride, first_row = job.first_token;
   switch (static_cast<Epilogue>(args.epilogue)) {
-    case Epilogue::SWIGLU:
-      return store_gated<Epilogue::SWIGLU>(context, args, job, table, features);
-    case Epilogue::GEGLU:
-      return store_gated<Epilogue::GEGLU>(context, args, job, table, features);
+#define DISTMK_STORE_GATED(NAME) \
+  case Epilogue::NAME:           \
+    return store_gated<Epilogue::NAME>(context, args, job, table, features);
+    DISTMK_GATED_EPILOGUES(DISTMK_STORE_GATED)
+#undef DISTMK_STORE_GATED
     case Epilogue::STORE: {
       auto* out = context.at<__nv_bfloat16>(args.out) + first_row * stride;
       return store_features<Epilogue::STORE>(args, table, features, end, all, stride * NUM_WARPS,

@@ -21,14 +21,14 @@ struct PartialTag;
 struct PackedTag;
 
 Weights weights_of(const Context& context, const LinearArgs& args) {
-  const Gate gate = gate_of(static_cast<Epilogue>(args.epilogue));
-  return {context.at<uint16_t>(args.weight), context.at<float>(args.bias), gate, args.k,
-          gate == Gate::NONE ? args.n : 2 * args.n};
+  const auto epilogue = static_cast<Epilogue>(args.epilogue);
+  return {context.at<uint16_t>(args.weight), context.at<float>(args.bias), epilogue, args.k,
+          is_gated(epilogue) ? 2 * args.n : args.n};
 }
 Weights weights_of(const Context& context, const WideLinearArgs& args) {
   return {context.at<uint16_t>(args.weight),
           context.at<float>(args.bias),
-          gate_of(static_cast<Epilogue>(args.epilogue)),
+          static_cast<Epilogue>(args.epilogue),
           args.k,
           args.num_rows,
           args.num_slabs,

@@ -11,22 +11,16 @@
 
 namespace distmk {
 
-enum class Gate { NONE, SILU, GELU };
-
 // The weights of a task: bf16 [num_rows, k], whose columns of the output are one row each or, gated, two (slabs.h).
 struct Weights {
   const uint16_t* data;
   const float* bias;  // null: none
-  Gate gate;
+  Epilogue epilogue;
   uint32_t k, num_rows, num_slabs = 1, num_reduced = 0, reduced_rows = 0;
 
-  uint32_t num_cols() const { return gate == Gate::NONE ? num_rows : num_rows / 2; }
+  bool gated() const { return is_gated(epilogue); }
+  uint32_t num_cols() const { return gated() ? num_rows / 2 : num_rows; }
 };
-
-template <class E>
-Gate gate_of(E epilogue) {
-  return epilogue == E::SWIGLU ? Gate::SILU : epilogue == E::GEGLU ? Gate::GELU : Gate::NONE;
-}
 
 // Sums of one row: `count` columns from `first` on; of gated columns, those of gate and those of up. Memory of a row
 // goes on to a multiple of simd::LANES.
@@ -37,7 +31,7 @@ struct Sums {
   // values = sums * scale + bias; of gated columns, activation(gate) * up.
   DISTMK_INLINE void finish(const Weights& weights, float scale, bool has_bias) const {
     using namespace simd;
-    const bool has_ups = weights.gate != Gate::NONE;
+    const bool has_ups = weights.gated();
     if (scale != 1.0f)
       for (uint32_t i = 0; i < count; ++i) {
         values[i] *= scale;
@@ -52,10 +46,8 @@ struct Sums {
       values[i] += weights.bias[rows.gate];
       ups[i] += weights.bias[rows.up];
     }
-    for (uint32_t i = 0; has_ups && i < count; i += LANES) {
-      const Vec x = load(values + i), z = weights.gate == Gate::GELU ? gelu_exponent(x) : x;
-      store(values + i, gated<VectorMath>(x, z, load(ups + i)));
-    }
+    for (uint32_t i = 0; has_ups && i < count; i += LANES)
+      store(values + i, distmk::gated<VectorMath>(weights.epilogue, load(values + i), load(ups + i)));
   }
   // The values of many rows, a vector at a time, as there are only some of each row.
   DISTMK_INLINE void round_to(uint16_t* out) const {
@@ -77,7 +69,7 @@ void multiply_few(const Weights& weights, Range columns, const PackedRows& x, co
   for (uint32_t first = columns.begin; first < columns.end && x.num_rows(); first += AT_ONCE) {
     const uint32_t count = std::min(AT_ONCE, columns.end - first);
     matmul(weights.data + first * k, count, x, y, 0);
-    if (weights.gate != Gate::NONE) matmul(weights.data + (weights.num_cols() + first) * k, count, x, y, count);
+    if (weights.gated()) matmul(weights.data + (weights.num_cols() + first) * k, count, x, y, count);
     for (uint32_t row = 0; row < x.num_rows(); ++row) sink(Sums{row, first, count, y[row], y[row] + count});
   }
 }
@@ -86,10 +78,7 @@ void multiply_few(const Weights& weights, Range columns, const PackedRows& x, co
 class ManyRows {
  public:
   ManyRows(const Weights& weights, const uint16_t* x, uint32_t num_rows)
-      : weights_(weights),
-        x_(x),
-        num_rows_(num_rows),
-        panel_cols_(weights.gate == Gate::NONE ? panels::COLS : panels::COLS / 2) {}
+      : weights_(weights), x_(x), num_rows_(num_rows), panel_cols_(weights.gated() ? panels::COLS / 2 : panels::COLS) {}
   uint32_t num_panels() const { return ceil_div(weights_.num_cols(), panel_cols_); }
   uint32_t num_groups() const { return ceil_div(num_rows_, panels::TILE_ROWS); }
   // The sums over columns `k` of x of a range of panels and one of groups: calls sink(sums) for each panel and row.
@@ -122,7 +111,7 @@ class ManyRows {
     const uint32_t first = panel * panel_cols_;
     const auto row = [&](uint32_t index) { return weights_.data + uint64_t{index} * weights_.k + k.begin; };
     for (uint32_t i = 0; i < panel_cols_ && first + i < weights_.num_cols(); ++i) {
-      if (weights_.gate == Gate::NONE) {
+      if (!weights_.gated()) {
         rows[i] = row(first + i);
       } else {
         const GateUp found(weights_, first + i);
