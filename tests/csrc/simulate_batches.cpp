@@ -1,7 +1,7 @@
 // The scheduler step with a host of its own and no model (test_batches.py): which rows each iteration computes, and
 // what becomes of the requests. Reads the row buckets of the programs, sizes, and requests with the step in which they
-// come. Prints a line for each iteration (its program; the request, first position and number of rows of each run), and
-// one for each sequence that is put back or ends.
+// come. Prints a line for each iteration (its program; the request, first position and number of rows of every running
+// sequence), and one for each sequence that is put back or ends.
 #include <cstdio>
 #include <deque>
 #include <vector>
@@ -169,11 +169,15 @@ class Simulation {
     const bool is_wide = steps_[program].max_rows[program] > MAX_ROWS;
     const uint32_t num_runs = is_wide ? batch.batch.num_wide_runs : batch.batch.num_runs;
     const BatchRun* runs = is_wide ? batch.runs : batch.batch.runs;
+    std::vector<bool> has_rows(sequences.end());
+    const auto id_of = [&](uint32_t slot) { return requests_[sequences[slot].request].id; };
     printf("%u", program);
     for (uint32_t i = 0; i < num_runs; ++i) {
-      const Request& request = requests_[sequences[runs[i].slot].request];
-      printf(" %u %d %d", request.id, runs[i].kv_len - runs[i].num_rows, runs[i].num_rows);
+      has_rows[runs[i].slot] = true;
+      printf(" %u %d %d", id_of(runs[i].slot), runs[i].kv_len - runs[i].num_rows, runs[i].num_rows);
     }
+    for (uint32_t slot = 0; slot < sequences.end(); ++slot)
+      if (!sequences.is_free(slot) && !has_rows[slot]) printf(" %u %u 0", id_of(slot), sequences[slot].position);
     printf("\n");
   }
 };

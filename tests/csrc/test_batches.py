@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support.ranks_in_process import build_in_one
 
-from distmk.abi import MAX_PROGRAMS, MAX_ROWS
+from distmk.abi import MAX_PROGRAMS, MAX_ROWS, MAX_SEQUENCES
 
 pytestmark = pytest.mark.timeout(120)
 
 PAGE_SIZE, MAX_PAGES = 16, 16  # of the longest sequence
-NUM_SCENARIOS = 60
+NUM_SCENARIOS = 100
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Asked:
     is_seeded: bool
     position: int = 0
     num_read: int = 0
-    ran: list[int] = field(default_factory=list)  # the iterations since it was put back
+    num_idle: int = 0  # iterations since its last turn
     ended: bool = False
 
     @property
@@ -57,21 +57,22 @@ class Scenario:
 
 def draw(rng: random.Random) -> Scenario:
     buckets = sorted(rng.sample([MAX_ROWS, 20, 24, 40, 64, 100, 200], rng.randint(2, MAX_PROGRAMS)))
-    max_slots = rng.randint(1, buckets[0])
+    max_slots = rng.randint(1, rng.choice([buckets[0], min(buckets[-1], MAX_SEQUENCES)]))
     longest = PAGE_SIZE * MAX_PAGES
-    share, step, requests = rng.choice([0.2, 0.5, 0.9, 1.0]), 0, []
-    for _ in range(rng.randint(1, 60)):
-        step += rng.choice([0, 0, 0, 1, 5, 30])
+    share, pauses = rng.choice([0.1, 0.5, 0.9, 1.0]), rng.choice([[0, 0, 1], [0, 0, 0, 1, 5, 30]])
+    step, requests = 0, []
+    for _ in range(rng.randint(1, 100)):
+        step += rng.choice(pauses)
         max_new = rng.randint(1, rng.choice([3, 60]))
         prompt_len = rng.randint(1, rng.choice([10, 50, longest - max_new]))
         requests.append(Asked(step, prompt_len, max_new, rng.random() < share))
-    num_pages = rng.randint(MAX_PAGES, MAX_PAGES * max(1, max_slots // rng.choice([1, 3])))
+    num_pages = rng.randint(MAX_PAGES, MAX_PAGES * max_slots)
     return Scenario(buckets, max_slots, num_pages, requests)
 
 
 def check(scenario: Scenario, lines: list[str]) -> tuple[set[int], int]:
     """The programs that ran, and how often a sequence was put back."""
-    programs, num_put_back, number = set(), 0, 0
+    programs, num_put_back = set(), 0
     requests = scenario.requests
     for request in requests:
         request.num_read = request.prompt_len
@@ -82,37 +83,41 @@ def check(scenario: Scenario, lines: list[str]) -> tuple[set[int], int]:
             request, num_put_back = requests[values[0]], num_put_back + 1
             if request.is_decoding:
                 request.num_read = request.position + 1  # and the token behind the last row
-            request.position, request.ran = 0, []
+            request.position = request.num_idle = 0
         elif kind == "end":
             assert values[1] == requests[values[0]].max_new
             requests[values[0]].ended = True
         else:
-            number, program = number + 1, int(kind)
+            program = int(kind)
             programs.add(program)
-            check_runs(scenario, program, number, [values[at : at + 3] for at in range(0, len(values), 3)])
+            check_runs(scenario, program, [values[at : at + 3] for at in range(0, len(values), 3)])
     assert all(request.ended for request in requests)
     return programs, num_put_back
 
 
-def check_runs(scenario: Scenario, program: int, number: int, runs: list[list[int]]) -> None:
-    assert 0 < sum(num_rows for _, _, num_rows in runs) <= scenario.buckets[program]
-    assert len({identity for identity, _, _ in runs}) == len(runs)
+def check_runs(scenario: Scenario, program: int, runs: list[list[int]]) -> None:
+    """runs: of every running sequence the request, first position and number of rows, which may be 0."""
+    requests, most = scenario.requests, scenario.buckets[program]
+    assert 0 < sum(num_rows for _, _, num_rows in runs) <= most
+    assert len({identity for identity, _, _ in runs}) == len(runs) <= scenario.max_slots
+    keeps = sum(requests[identity].is_seeded for identity, _, _ in runs) <= scenario.buckets[0]
+    num_kept = num_others = 0  # sequences that read here and keep to the program; rows of those that decode and do not
     for identity, position, num_rows in runs:
-        request = scenario.requests[identity]
-        assert position == request.position and not request.ended, f"request {identity}"
-        assert num_rows == 1 or position + num_rows <= request.num_read, f"request {identity}"
-        if request.is_seeded:
-            expected = scenario.program_of(request)
-            assert program == expected, f"row {position} of request {identity}"
-            request.position += num_rows - 1
-            assert scenario.program_of(request) == expected, f"row {request.position} of request {identity}"
-            request.position += 1
-        else:
-            request.position += num_rows
-        if request.is_decoding and request.ran and position >= request.num_read:
-            pause = number - request.ran[-1]
-            assert pause <= 2 * len(scenario.buckets), f"request {identity} stood still for {pause} iterations"
-        request.ran.append(number)
+        request, what = requests[identity], f"request {identity}"
+        assert position == request.position and not request.ended, what
+        assert num_rows <= 1 or position + num_rows <= request.num_read, what
+        is_kept, has_turn = request.is_seeded and keeps, num_rows > 0 or not request.is_decoding
+        if is_kept:
+            has_turn = program == scenario.program_of(request)
+            num_kept += has_turn and not request.is_decoding
+        elif request.is_decoding:
+            num_others += num_rows
+        for request.position in range(position, position + num_rows):
+            assert not is_kept or program == scenario.program_of(request), f"row {request.position} of {what}"
+        request.position = position + num_rows
+        request.num_idle = 0 if has_turn else request.num_idle + 1
+        assert request.num_idle < len(scenario.buckets), f"{what} has no turn"
+    assert num_others <= most - num_kept, "no row is left for a seeded prompt"
 
 
 def test_batches() -> None:
