@@ -88,7 +88,7 @@ class Simulation {
     const TaskDesc step{};
     uint32_t program = 0;
     bool resumed = false;
-    for (uint64_t iteration = 0, number = 0; number < MAX_STEPS; ++number) {
+    for (uint64_t iteration = 0, number = 0; number < MAX_STEPS && num_entries_ < MAX_ENTRIES / 2; ++number) {
       send(number);
       Context context(state, Team{});
       context.task.desc = &step;
