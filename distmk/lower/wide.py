@@ -19,7 +19,7 @@ from distmk.lower.buffers import DecodeBuffers
 from distmk.lower.head import emit_sampled
 from distmk.lower.plan import WorkPlan
 from distmk.lower.scheduler import emit_scheduler_step
-from distmk.lower.wide_buffers import SharedWeights, WideBuffers, declare_wide_buffers, share_wide_buffers
+from distmk.lower.wide_buffers import SharedWeights, WideBuffers, declare_wide_buffers, share_buffers
 from distmk.model.nodes import ActivationKind
 from distmk.model.operators import Embedding, Head, Mlp, Model, Operator, SelfAttention
 from distmk.model.shards import Range
@@ -49,7 +49,7 @@ def lower_wide(
         )
     graph = Graph(narrow.num_ranks, narrow.num_workers, narrow.num_schedulers, host_sizes=narrow.host_sizes)
     if first:
-        made = share_wide_buffers(graph, plan, *first, program)
+        made = share_buffers(graph, plan, *first, program)
     else:
         made = declare_wide_buffers(graph, plan, buffers, program)
     emitter = _Emitter(graph, plan, made, SharedWeights(graph, narrow))

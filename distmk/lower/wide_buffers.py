@@ -111,7 +111,7 @@ def _sampled_x(graph: Graph, num_cols: int, tiled: bool) -> Buffer:
     return graph.buffer("wide_sampled_x", size // num_blocks, rows=num_blocks, dtype="bf16", space=Space.LOCAL)
 
 
-def share_wide_buffers(graph: Graph, plan: WorkPlan, first: Graph, wide: WideBuffers, program: int) -> WideBuffers:
+def share_buffers(graph: Graph, plan: WorkPlan, first: Graph, wide: WideBuffers, program: int) -> WideBuffers:
     """The buffers of wide program `program`. All but `sampled` are those of the first one, `wide`, whose graph is `first`."""
     for buffer in first.buffers:
         if buffer is not wide.decode.sampled:
