@@ -171,6 +171,14 @@ def test_refused(damage: Callable[[Program], None], says: str) -> None:
     assert says in refusal(program)
 
 
+def test_batches_of_other_programs() -> None:
+    """The first program's step has the batches of the second and the third, which are alike, in each other's place."""
+    program = programs(more_rows=(40, 100))
+    batches = decode_args(find(program, "scheduler_step")).batches
+    batches[1], batches[2] = batches[2], batches[1]
+    assert "program 1 has another batches than that of program 0" in complaint(program)
+
+
 def test_each_wait_of_a_step_counts() -> None:
     """Without any one wait of a scheduler step, some task may be under way when the turn ends, or two iterations race."""
     said = set()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -44,18 +45,25 @@ def build_in_one(name: str, flags: Sequence[str], sources: Sequence[Path]) -> Pa
     return build_sources(name, "", flags, [*bodies, IN_ONE], others, generated)
 
 
-@functools.cache
-def tool(sanitizer: str, *defines: str, emulated: bool = False) -> Path:
-    """run_ranks built with a sanitizer; skips the test where the compiler does not have it."""
-    flags = [*SANITIZERS[sanitizer], "-g1", "-O1", "-fno-omit-frame-pointer", "-DDISTMK_PLANTED_BUG", *defines]
+@contextlib.contextmanager
+def skips_without(sanitizer: str) -> Iterator[None]:
+    """Around a build: skips the test where the compiler does not have the sanitizer."""
     try:
-        if emulated:
-            return build_emulator(flags, tool="run_ranks")
-        return build_in_one("run_ranks", [*FLAGS, *flags], [*host_sources(), csrc_dir() / "tools" / "run_ranks.cpp"])
+        yield
     except BuildError as error:
         if "san" in str(error):
             pytest.skip(f"no -fsanitize={sanitizer} here: {error}")
         raise
+
+
+@functools.cache
+def tool(sanitizer: str, *defines: str, emulated: bool = False) -> Path:
+    """run_ranks built with a sanitizer; skips the test where the compiler does not have it."""
+    flags = [*SANITIZERS[sanitizer], "-g1", "-O1", "-fno-omit-frame-pointer", "-DDISTMK_PLANTED_BUG", *defines]
+    with skips_without(sanitizer):
+        if emulated:
+            return build_emulator(flags, tool="run_ranks")
+        return build_in_one("run_ranks", [*FLAGS, *flags], [*host_sources(), csrc_dir() / "tools" / "run_ranks.cpp"])
 
 
 @functools.cache
