@@ -171,22 +171,22 @@ inline uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 // LANES elements, rounded in the same way.
-DISTMK_INLINE void to_bf16(uint16_t* p, Vec v) {
+DISTMK_INLINE Halves to_bf16(Vec v) {
   const Bits bits = reinterpret_cast<Bits>(v);
   const Bits rounded = bits + 0x7fffu + (bits >> 16 & 1u);
   const Bits chosen = (bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded;
-  const Halves halves = __builtin_convertvector(chosen >> 16, Halves);
-  memcpy(p, &halves, sizeof halves);
+  return __builtin_convertvector(chosen >> 16, Halves);
 }
-// The same of numbers that are zero or normal.
-DISTMK_INLINE void normal_to_bf16(uint16_t* p, Vec v) {
+// The same of operands of products, which take subnormal numbers for zero where one instruction rounds.
+DISTMK_INLINE Halves operand_to_bf16(Vec v) {
 #if DISTMK_BF16_PRODUCTS
-  const __m256bh rounded = _mm512_cvtneps_pbh(v);
-  memcpy(p, &rounded, sizeof rounded);
+  return (Halves)_mm512_cvtneps_pbh(v);
 #else
-  to_bf16(p, v);
+  return to_bf16(v);
 #endif
 }
+DISTMK_INLINE Vec from_bf16(Halves v) { return reinterpret_cast<Vec>(__builtin_convertvector(v, Bits) << 16); }
+DISTMK_INLINE void store(uint16_t* p, Halves v) { memcpy(p, &v, sizeof v); }
 
 inline void to_bf16(uint16_t* out, const float* x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] = to_bf16(x[i]);
@@ -194,14 +194,17 @@ inline void to_bf16(uint16_t* out, const float* x, uint32_t n) {
 inline void from_bf16(float* out, const uint16_t* x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] = from_bf16(x[i]);
 }
-// The nearest bf16 of N floats, the nearest of what is left (nothing of what is not finite), and so on, `stride` apart.
+// Operands of products: the nearest bf16 of N floats, the nearest of what is left (nothing of what is not finite), and
+// so on, `stride` apart.
 template <uint32_t N>
-void split_bf16(float (&left)[N], uint32_t num_parts, uint16_t* out, uint32_t stride) {
-  for (uint32_t part = 0; part < num_parts; ++part, out += stride) {
-    to_bf16(out, left, N);
-    for (uint32_t i = 0; part + 1 < num_parts && i < N; ++i) {
-      const float rounded = from_bf16(out[i]);
-      left[i] = std::abs(rounded) < INFINITY ? left[i] - rounded : 0.0f;
+void split_bf16(const float* x, uint32_t num_parts, uint16_t* out, uint32_t stride) {
+  for (uint32_t i = 0; i < N; i += LANES) {
+    Vec left = load(x + i);
+    for (uint32_t part = 0; part < num_parts; ++part) {
+      const Halves nearest = operand_to_bf16(left);
+      store(out + part * stride + i, nearest);
+      const Vec taken = from_bf16(nearest);
+      left = VectorMath::magnitude(taken) < INFINITY ? left - taken : Vec{};
     }
   }
 }

@@ -5,29 +5,15 @@
 
 namespace distmk {
 
-// The page of a position of a sequence. `shift`: log2 of the page size.
-template <class Args, class Slot>
-DISTMK_FN uint32_t page_of(const int32_t* page_table, const Args& args, Slot slot, uint32_t position, uint32_t shift) {
-  const uint32_t in_table = position >> shift;
-  return static_cast<uint32_t>(load_changing(page_table + static_cast<uint64_t>(slot) * args.max_pages + in_table));
-}
-// The rows of a KV head in a page are side by side: the number of their block, and the row of a position in it.
-template <class Args>
-DISTMK_FN uint32_t head_block(const Args& args, uint32_t page, uint32_t kv_head) {
-  return page * args.num_kv + kv_head;
-}
-template <class Args>
-DISTMK_FN uint32_t row_of_block(const Args& args, uint32_t block, uint32_t position, uint32_t shift) {
-  return (block << shift) + (position & (args.page_size - 1));
-}
-// The page, the row in a page and the row in the caches, where nothing else needs the shift.
+// Row of a position in the caches: the page, and what follows from it.
 template <class Args>
 DISTMK_FN uint32_t page_of(const int32_t* page_table, const Args& args, uint32_t slot, uint32_t position) {
-  return page_of(page_table, args, slot, position, floor_log2(args.page_size));
+  const uint32_t in_table = position >> floor_log2(args.page_size);
+  return static_cast<uint32_t>(load_changing(page_table + uint64_t{slot} * args.max_pages + in_table));
 }
 template <class Args>
 DISTMK_FN uint32_t row_of_page(const Args& args, uint32_t page, uint32_t kv_head, uint32_t position) {
-  return row_of_block(args, head_block(args, page, kv_head), position, floor_log2(args.page_size));
+  return ((page * args.num_kv + kv_head) << floor_log2(args.page_size)) + (position & (args.page_size - 1));
 }
 template <class Args>
 DISTMK_FN uint32_t cache_row(const int32_t* page_table, const Args& args, uint32_t slot, uint32_t kv_head,

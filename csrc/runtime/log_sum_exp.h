@@ -8,7 +8,7 @@
 // A normalized partial, log-sum-exp m_j + log l_j and elements o_j / l_j, combines the same way with a sum of 1.
 //
 // Every kernel and host body that splits a softmax takes m, l and w_j from here. Accumulators are the callers': they
-// lie in tensor-core fragments, shared memory or SIMD vectors. Partials are merged one after another by merge(), or
+// lie in tensor-core fragments, shared memory or SIMD vectors. Partials are merged one after another (begin_merge), or
 // by the lanes of a warp, which have one each (device/attention/lse.cuh).
 #pragma once
 #include "runtime/math.h"
@@ -58,23 +58,14 @@ struct LogSumExp {
   }
 };
 
-// Merges `count` partials in their order: calls add(j, w_j) for each. partial(j): the LogSumExp of one. `max`: of them
-// all, which is finite.
-template <class Base, class Partial, class Add>
-DISTMK_FN LogSumExp<Base> merge(uint32_t count, float max, const Partial& partial, const Add& add) {
+// Begins the merge of `count` partials: their maximum, which is finite, and no sum yet. add() then takes one after
+// another. partial(j): the LogSumExp of one.
+template <class Base, class Partial>
+DISTMK_FN LogSumExp<Base> begin_merge(uint32_t count, const Partial& partial) {
   LogSumExp<Base> total;
-  total.max = max;
   DISTMK_UNROLL
-  for (uint32_t j = 0; j < count; ++j) add(j, total.add(partial(j)));
+  for (uint32_t j = 0; j < count; ++j) total.max = fmaxf(total.max, partial(j).max);
   return total;
-}
-// The maximum of `count` partials.
-template <class Partial>
-DISTMK_FN float max_of_partials(uint32_t count, const Partial& partial) {
-  float max = -INFINITY;
-  DISTMK_UNROLL
-  for (uint32_t j = 0; j < count; ++j) max = fmaxf(max, partial(j).max);
-  return max;
 }
 
 }  // namespace distmk

@@ -44,11 +44,13 @@ struct ParamsOf : AttentionSplit {
   DISTMK_FN __nv_bfloat16* k_cache() const { return context.at<__nv_bfloat16>(args.k_cache); }
   DISTMK_FN __nv_bfloat16* v_cache() const { return context.at<__nv_bfloat16>(args.v_cache); }
   DISTMK_FN float* f32(uint64_t operand) const { return context.at<float>(operand); }
-  // Row of a position in the caches.
+  // Row of a position in the caches. This and swizzle() are cache_row() and cache_swizzle(); qk_norm_rope.cuh has
+  // over_rms() and RoPE in the same way. With one more call in it, the compiler makes other code of all attention.
   DISTMK_FN uint32_t kv_row(uint32_t position) const {
-    const uint32_t shift = floor_log2(args.page_size);
-    const uint32_t page = page_of(context.at<int32_t>(args.page_table), args, run.slot, position, shift);
-    return row_of_block(args, head_block(args, page, instance.kv_head), position, shift);
+    const uint32_t shift = 31 - __clz(static_cast<int>(args.page_size));  // a power of two of positions
+    const int32_t* pages = context.at<int32_t>(args.page_table) + uint64_t(run.slot) * args.max_pages;
+    const auto page = static_cast<uint32_t>(__ldcg(pages + (position >> shift)));
+    return ((page * args.num_kv + instance.kv_head) << shift) + (position & (args.page_size - 1));
   }
   DISTMK_FN const float* qkv(uint32_t row, uint32_t head_index) const {
     return context.at<float>(args.qkv) + uint64_t{run.row_begin + row} * args.qkv_stride +
@@ -78,9 +80,9 @@ struct ParamsOf : AttentionSplit {
            fused_partial_begin(first_head + query, split, args.max_splits, head_dim());
   }
 
-  // See cache_swizzle().
+  // Swizzle of the caches (runtime/kv_cache.h).
   DISTMK_FN uint32_t swizzle(uint32_t position) const {
-    return !ONE_ROW && (args.head_dim % 64 || args.page_size % 8) ? 0 : cache_swizzle(position);
+    return !ONE_ROW && (args.head_dim % 64 || args.page_size % 8) ? 0 : 8 * (position % 8 ^ position % 2 * 4);
   }
 
   // KV tiles are KV_TILE positions, aligned to KV_TILE. Step 0 is the split's last tile, so that tiles with new

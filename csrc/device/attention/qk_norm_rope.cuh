@@ -4,8 +4,6 @@
 #include "device/attention/lse.cuh"
 #include "device/attention/params.cuh"
 #include "device/comm/lamport.cuh"
-#include "runtime/rms.h"
-#include "runtime/rope.h"
 
 namespace distmk {
 namespace attention {
@@ -18,8 +16,8 @@ DISTMK_FN void rotate(uint32_t e, uint32_t half, float2& a, float2& b, const flo
                       const float2& norm_a, const float2& norm_b, float scale, const Store& store) {
   a = {a.x * norm_a.x * scale, a.y * norm_a.y * scale};
   b = {b.x * norm_b.x * scale, b.y * norm_b.y * scale};
-  store(e, float2{rotated_first(a.x, b.x, cosine.x, sine.x), rotated_first(a.y, b.y, cosine.y, sine.y)});
-  store(e + half, float2{rotated_second(a.x, b.x, cosine.x, sine.x), rotated_second(a.y, b.y, cosine.y, sine.y)});
+  store(e, float2{a.x * cosine.x - b.x * sine.x, a.y * cosine.y - b.y * sine.y});
+  store(e + half, float2{b.x * cosine.x + a.x * sine.x, b.y * cosine.y + a.y * sine.y});
 }
 
 // norm_and_rotate() of a head of several parts, four elements a lane of each. One part is no case of it: the compiler
@@ -54,7 +52,7 @@ DISTMK_FN void norm_and_rotate_parts(const Context& context, bool polls, const f
     float squares = 0;
 #pragma unroll
     for (uint32_t i = 0; i < PARTS; ++i) squares += element(i) < half ? squares_of(a[i], b[i]) : 0.0f;
-    scale *= over_rms(warp_sum(squares), dim, eps);
+    scale *= rsqrtf(__fdividef(warp_sum(squares), static_cast<float>(dim)) + eps);
   }
 #pragma unroll
   for (uint32_t i = 0; i < PARTS; ++i)
@@ -84,7 +82,7 @@ DISTMK_FN void norm_and_rotate(const Context& context, bool polls, const float* 
   });
   if (norm) {
     const float squares = warp_sum(has_pairs ? squares_of(a, b) : 0.0f);
-    scale *= over_rms(squares, dim, eps);
+    scale *= rsqrtf(__fdividef(squares, static_cast<float>(dim)) + eps);
   }
   if (!has_pairs) return;
   rotate(e, half, a, b, cosine, sine, norm_a, norm_b, scale, store);

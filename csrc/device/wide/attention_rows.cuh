@@ -249,15 +249,18 @@ DISTMK_FN void combine_rows(const RowJobs& job) {
   for (uint32_t i = threadIdx.x; i < job.num_queries() * DIM / 2; i += NUM_CONSUMERS) {
     const uint32_t query = i / (DIM / 2), pair = i % (DIM / 2);
     if (2 * pair >= args.head_dim) continue;
+    const auto of_warp = [&](uint32_t warp) { return partials.softmax[warp][query]; };
+    auto total = begin_merge<Base2>(NUM_WARPS, of_warp);
     float2 o = {0.0f, 0.0f};
-    const auto of_warp = [&](uint32_t warp) -> const auto& { return partials.softmax[warp][query]; };
-    const auto of_way = [&](uint32_t way) -> const auto& { return of_warp(job.warp_of(way)); };
-    const auto add = [&](uint32_t way, float weight) {
-      const float2 each = *RowWarp<DIM>::accumulated(partials.accumulators[job.warp_of(way)], query, pair);
+#pragma unroll
+    for (uint32_t way = 0; way < NUM_WARPS; ++way) {
+      const uint32_t warp = job.warp_of(way);
+      const float weight = total.add(of_warp(warp));
+      const float2 each = *RowWarp<DIM>::accumulated(partials.accumulators[warp], query, pair);
       o.x += weight * each.x;
       o.y += weight * each.y;
-    };
-    const float scale = normalizer(merge<Base2>(NUM_WARPS, max_of_partials(NUM_WARPS, of_warp), of_way, add).sum);
+    }
+    const float scale = normalizer(total.sum);
     *reinterpret_cast<uint32_t*>(out + QueryPlace(job, query).output(args, 2 * pair)) =
         pack_bf16(o.x * scale, o.y * scale);
   }

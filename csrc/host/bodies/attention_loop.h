@@ -107,7 +107,6 @@ class AttentionLoop {
   // sees, those up to `position`, `window` in all; the weights of others are zero.
   void softmax_row(uint32_t query, uint32_t in_group, uint32_t position, uint32_t begin, uint32_t count) {
     using namespace simd;
-    constexpr uint32_t COUNT = KV_BLOCK / LANES;
     float* scores = scores_ + in_group * KV_BLOCK;
     Weight* weights = weights_ + in_group * KV_BLOCK;
     RowSoftmax& softmax = softmax_[query];
@@ -124,7 +123,7 @@ class AttentionLoop {
     if (visible_begin) std::fill(scores, scores + visible_begin, -INFINITY);
     if (visible_end < KV_BLOCK) std::fill(scores + visible_end, scores + KV_BLOCK, -INFINITY);
     Vec best = load(scores);
-    for (uint32_t i = 1; i < COUNT; ++i) best = max_of(best, load(scores + i * LANES));
+    for (uint32_t i = LANES; i < KV_BLOCK; i += LANES) best = max_of(best, load(scores + i));
     const float block_max = max_of(best) * scale;
     if (block_max > softmax.max) {  // seldom, but in the first blocks
       const float factor = combine_weight(softmax.max, block_max);
@@ -142,7 +141,7 @@ class AttentionLoop {
     store(softmax.lanes, sum);
   }
   static void store_weights(float* to, simd::Vec weights) { simd::store(to, weights); }
-  static void store_weights(uint16_t* to, simd::Vec weights) { simd::normal_to_bf16(to, weights); }
+  static void store_weights(uint16_t* to, simd::Vec weights) { simd::store(to, simd::operand_to_bf16(weights)); }
 };
 
 }  // namespace distmk

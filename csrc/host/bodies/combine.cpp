@@ -17,11 +17,13 @@ void combine_slice(uint16_t* __restrict out, const float* __restrict partials, u
   const auto partial = [&](uint32_t s) {
     return LogSumExp<BaseE>{partials[s * PARTIAL_FLOATS], partials[s * PARTIAL_FLOATS + 1]};
   };
-  const auto add = [&](uint32_t s, float weight) {
+  auto total = begin_merge<BaseE>(num_splits, partial);
+  for (uint32_t s = 0; s < num_splits; ++s) {
+    const float weight = total.add(partial(s));
     const float* elements = partials + s * PARTIAL_FLOATS + PARTIAL_HEADER_FLOATS;
     for (uint32_t d = 0; d < num_elements; ++d) acc[d] += weight * elements[d];
-  };
-  const float scale = normalizer(merge<BaseE>(num_splits, max_of_partials(num_splits, partial), partial, add).sum);
+  }
+  const float scale = normalizer(total.sum);
   for (uint32_t d = 0; d < num_elements; ++d) out[d] = simd::to_bf16(acc[d] * scale);
 }
 

@@ -66,12 +66,14 @@ void combine_partials(float* x, const Context& context, const LinearArgs& args, 
       memcpy(&found.max, at(split), sizeof found.max);
       return found;
     };
+    auto total = begin_merge<BaseE>(num_splits, partial);
     std::fill(x, x + args.head_dim, 0.0f);
-    const auto add = [&](uint32_t split, float weight) {
+    for (uint32_t split = 0; split < num_splits; ++split) {
+      const float weight = total.add(partial(split));
       from_bf16(elements, at(split) + FUSED_PARTIAL_HEADER, args.head_dim);
       for (uint32_t d = 0; d < args.head_dim; ++d) x[d] += weight * elements[d];
-    };
-    const float scale = normalizer(merge<BaseE>(num_splits, max_of_partials(num_splits, partial), partial, add).sum);
+    }
+    const float scale = normalizer(total.sum);
     for (uint32_t d = 0; d < args.head_dim; ++d) x[d] = from_bf16(to_bf16(x[d] * scale));
   }
 }

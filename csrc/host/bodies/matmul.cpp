@@ -124,9 +124,9 @@ uint32_t run_micro_kernel(uint32_t group_size, const Operands& in, uint32_t rows
 }
 
 // A block of a row of x.
-void pack_block(float* out, float (&x)[BLOCK], [[maybe_unused]] uint32_t num_parts) {
+DISTMK_INLINE void pack_block(float* out, const float* x, [[maybe_unused]] uint32_t num_parts) {
 #if DISTMK_BF16_PRODUCTS
-  split_bf16(x, num_parts, reinterpret_cast<uint16_t*>(out), BLOCK);
+  split_bf16<BLOCK>(x, num_parts, reinterpret_cast<uint16_t*>(out), BLOCK);
 #else
   split_block(out, load(x), load(x + LANES));
 #endif
@@ -141,11 +141,12 @@ void PackedRows::set(uint32_t row, const float* x) {
   const uint32_t first = group_begin(group);
   const uint64_t block_floats = num_parts_ * LANES, stride = (group_begin(group + 1) - first) * block_floats;
   float* out = memory_ + first * row_floats() + (row - first) * block_floats;
-  for (uint32_t i = 0; i < k_; i += BLOCK, out += stride) {
-    float block[BLOCK] = {};
-    memcpy(block, x + i, std::min(k_ - i, BLOCK) * sizeof(float));
-    pack_block(out, block, num_parts_);
-  }
+  uint32_t i = 0;
+  for (; i + BLOCK <= k_; i += BLOCK, out += stride) pack_block(out, x + i, num_parts_);
+  if (i == k_) return;
+  float last[BLOCK] = {};
+  memcpy(last, x + i, (k_ - i) * sizeof(float));
+  pack_block(out, last, num_parts_);
 }
 
 namespace {

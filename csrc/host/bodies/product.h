@@ -52,7 +52,7 @@ struct Sums {
   // The values of many rows, a vector at a time, as there are only some of each row.
   DISTMK_INLINE void round_to(uint16_t* out) const {
     uint32_t i = 0;
-    for (; i + simd::LANES <= count; i += simd::LANES) simd::to_bf16(out + i, simd::load(values + i));
+    for (; i + simd::LANES <= count; i += simd::LANES) simd::store(out + i, simd::to_bf16(simd::load(values + i)));
     for (; i < count; ++i) out[i] = simd::to_bf16(values[i]);
   }
 };

@@ -129,7 +129,7 @@ void TiledRows::set(uint32_t row, const float* x) const {
   for (uint32_t i = 0; i < k; i += COLS, out += num_parts * ELEMENTS) {
     float values[COLS] = {};
     memcpy(values, x + i, std::min(COLS, k - i) * sizeof(float));
-    simd::split_bf16(values, num_parts, out, ELEMENTS);
+    simd::split_bf16<COLS>(values, num_parts, out, ELEMENTS);
   }
 }
 
