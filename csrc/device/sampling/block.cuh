@@ -34,7 +34,7 @@ struct DeviceBlock {
     auto* words = reinterpret_cast<uint64_t*>(&all_memory().slot);
     constexpr uint32_t NUM_WORDS = sizeof(SlotSampling) / sizeof(uint64_t);
     sync();
-    if (index() < NUM_WORDS) words[index()] = __ldcg(reinterpret_cast<const uint64_t*>(from) + index());
+    if (index() < NUM_WORDS) words[index()] = __ldcg(reinterpret_cast<const unsigned long long*>(from) + index());
     sync();
     return all_memory().slot;
   }

@@ -2,6 +2,7 @@
 // up where its rows go before they are there, copies them to shared memory, and then takes their heads together, some
 // lanes of a warp a head.
 #pragma once
+#include "device/core/marks.cuh"
 #include "device/wide/row_vectors.cuh"
 #include "device/wide/runs.cuh"
 

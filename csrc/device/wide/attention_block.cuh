@@ -4,6 +4,7 @@
 // KEYS positions of every KV tile, and the ways are combined at the end. Many ways are for jobs with few queries. Of
 // heads of more than 128 elements registers hold half an output, so that the eight warps are row groups times halves.
 #pragma once
+#include "device/core/marks.cuh"
 #include "device/wide/attention_warp.cuh"
 
 namespace distmk {

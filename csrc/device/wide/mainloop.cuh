@@ -3,6 +3,7 @@
 // Weights go from the A ring to registers, as the packed order gives a lane its fragments of two k16 steps at once;
 // activations are read from the B ring by the tensor cores.
 #pragma once
+#include "device/core/marks.cuh"
 #include "device/wide/rings.cuh"
 #include "platform/wgmma.cuh"
 

@@ -1,7 +1,7 @@
 // Row by row in a wide iteration: the embedding, and sums into the residual stream.
 #pragma once
 #include "device/attention/lse.cuh"
-#include "device/core/shared.cuh"
+#include "device/core/marks.cuh"
 #include "device/wide/row_vectors.cuh"
 
 namespace distmk {
