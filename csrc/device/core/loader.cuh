@@ -18,7 +18,7 @@ DISTMK_TASK_TYPES_STREAMS_WEIGHTS(DISTMK_DECLARE_HOOKS)
 
 DISTMK_NOINLINE void loader_loop(const RankState& state) {
   Shared& s = shared();
-  Loader loader(s.pipeline, s.stages, s.num_slabs[0]);
+  Loader loader(s.pipeline, shared().at<Overlay::PIPELINE_STAGES>(), s.num_slabs[0]);
   const Team lanes{threadIdx.x % 32, 32};
   uint32_t num_products = 0;
   for (TaskCursor cursor;; cursor.advance()) {

@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
     distmk_megakernel(const distmk::LaunchParams* launch) {
   using namespace distmk;
   Shared& s = shared();
-  const RankState& state = *reinterpret_cast<const RankState*>(s.state_memory);
+  const RankState& state = own_rank_state();
   check_shared();
   if (threadIdx.x == 0) {
     begin_launch(launch);
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   if (!is_worker || role == SCHEDULER) {
     const uint32_t id = is_worker ? block : role;
     // In the schedulers' own CTA the pipeline is unused, so its stages hold their tasks.
-    TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.stages) + 2 * role;
+    TaskSlot* slots = is_worker ? s.scheduled : shared().at<Overlay::SCHEDULER_TASKS, TaskSlot>() + 2 * role;
     do {
       if (is_worker == schedulers_in_workers && id < num_schedulers && !s.dispatcher_schedules)
         scheduler_loop(state, id, warp, slots);
