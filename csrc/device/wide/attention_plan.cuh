@@ -24,9 +24,9 @@ struct RowPartials {
   uint32_t accumulators[NUM_WARPS];  // where they are in the stages, in bytes
 };
 
-// What follows from the batch, the same in all layers of an iteration: the first task makes it for the others. At the
-// end of the scratch memory, of which the products in between use the beginning, and sampling, behind the last layer,
-// all. Shared::attention_schedule says whether it is there.
+// What follows from the batch, the same in all layers of an iteration: the first task makes it for the others. Other
+// phases leave it alone (core/overlays.cuh) but for sampling, behind the last layer. Shared::attention_schedule says
+// whether it is there.
 struct AttentionSchedule {
   // The arguments of which it is made, beside the iteration.
   struct Source {
