@@ -112,7 +112,7 @@ def test_device_flags_are_those_of_the_build(
     "name",
     [
         *random.sample(HEADERS, 2),
-        "csrc/device/core/megakernel.cuh",  # which includes all roles
+        "csrc/device/megakernel.cuh",  # which includes all roles
         "csrc/host/runtime.cpp",
         *(pytest.param(name, marks=pytest.mark.slow) for name in HEADERS),
     ],

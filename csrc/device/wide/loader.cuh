@@ -7,10 +7,6 @@
 namespace distmk {
 namespace wide {
 
-DISTMK_FN bool is_told_of(const TaskDesc& task) {
-  return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::WIDE_LINEAR);
-}
-
 // Where the tile of some M tile in a K tile begins in the packed weights, and its bytes (distmk/formats/tiles.py).
 class PackedTile {
  public:
@@ -255,6 +251,18 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
     return true;
   }
 }
+
+// The loader's part in products.
+struct InputStream {
+  uint32_t num_products = 0;  // so far
+
+  DISTMK_FN static bool is_told_of(const TaskDesc& task) {
+    return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::WIDE_LINEAR);
+  }
+  DISTMK_FN bool stream(const RankState& state, const Team& lanes, Loader&, const TaskDesc& task) {
+    return stream_product(state, lanes, task, num_products++);
+  }
+};
 
 }  // namespace wide
 }  // namespace distmk

@@ -1,5 +1,5 @@
 // The kernel: one launch per GPU for a whole generation. Each CTA but perhaps the last is a worker on an SM of its own.
-// Its warps have roles, each in a file of its own:
+// Its warps have roles, each in a file of its own under core/; operators.cuh says what operators do in them:
 //   warps 0-7  consumers.cuh   run the task bodies
 //   warp 8     loader.cuh      streams weights through the pipeline, never waits for an event
 //   warp 9     dispatcher.cuh  polls the events of the next task while one runs, and issues tasks to the consumers
@@ -12,12 +12,12 @@
 #include <cstddef>
 #include <new>
 
+#include "device/comm/nvshmem.cuh"
 #include "device/core/consumers.cuh"
-#include "device/core/dispatcher.cuh"
-#include "device/core/loader.cuh"
 #include "device/core/scheduler.cuh"
 #include "device/core/signaler.cuh"
 #include "device/core/worker_index.cuh"
+#include "device/operators.cuh"
 #include "runtime/turns.h"
 
 namespace distmk {
