@@ -44,14 +44,19 @@ CLANG_FLAGS = {
 }
 
 
-def write_compile_commands() -> Path:
-    """Write the file to the root of this checkout; returns its path. The sources that a build generates go to build/generated.
-
-    BuildError: nvcc or NVSHMEM is missing. UsageError: the package is installed, not a checkout.
-    """
+def checkout() -> Path:
+    """The root of this checkout. UsageError: the package is installed, and there is none."""
     root = csrc_dir().parent
     if not (root / "pyproject.toml").exists():
         raise UsageError("compile_commands.json belongs to a checkout of the repository; run this command in one")
+    return root
+
+
+def write_compile_commands(root: Path) -> Path:
+    """Write the file to `root`; returns its path. The sources that a build generates go to build/generated there.
+
+    BuildError: nvcc or NVSHMEM is missing.
+    """
     generated = root / "build" / "generated"
     commands = [*host_commands(generated), *device_commands(generated)]
     generated.mkdir(parents=True, exist_ok=True)

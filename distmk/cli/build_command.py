@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from distmk.backends.compile_commands import write_compile_commands
+from distmk.backends.compile_commands import checkout, write_compile_commands
 from distmk.backends.cuda.build import ARCHITECTURES, Report, build_cubin, built_cubin, copy_cubin
 from distmk.console import show
 from distmk.tasks.own_types import import_package
@@ -52,7 +52,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.compile_commands:
-        show(f"{write_compile_commands()}")
+        show(f"{write_compile_commands(checkout())}")
         return 0
     own_types = sorted({name for package in arguments.packages for name in import_package(package)})
     if arguments.list or not arguments.arch:
