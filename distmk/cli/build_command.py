@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from distmk.backends.compile_commands import checkout, write_compile_commands
 from distmk.backends.cuda.build import ARCHITECTURES, Report, build_cubin, built_cubin, copy_cubin
 from distmk.console import show
 from distmk.tasks.own_types import import_package
@@ -34,6 +35,11 @@ def add_to(commands: Any) -> None:
         help="put a copy there too; elsewhere, DISTMK_CUBIN_DIR=DIR uses it without nvcc",
     )
     parser.add_argument(
+        "--compile-commands",
+        action="store_true",
+        help="write compile_commands.json to the root of this checkout, for clangd, and compile nothing",
+    )
+    parser.add_argument(
         "--with",
         action="append",
         default=[],
@@ -45,6 +51,9 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.compile_commands:
+        show(f"{write_compile_commands(checkout())}")
+        return 0
     own_types = sorted({name for package in arguments.packages for name in import_package(package)})
     if arguments.list or not arguments.arch:
         for architecture in ARCHITECTURES.values():

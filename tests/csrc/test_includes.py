@@ -14,6 +14,16 @@ from distmk.backends.kernel_sources import translation_unit
 
 # From the bottom to the top; folders of one layer do not include each other.
 LAYERS = [["abi.h"], ["platform"], ["runtime"], ["device", "host"], ["emulator", "tools"]]
+# The folders and files of device/, likewise: the roles know no operator.
+DEVICE_LAYERS = [
+    ["core"],
+    ["comm", "sampling"],
+    ["attention"],
+    ["linear"],
+    ["wide"],
+    ["operators.cuh"],
+    ["megakernel.cuh"],
+]
 # The emulator stands in for the GPU's instructions, so platform/device.h includes one or the other.
 ALLOWED = {("platform/device.h", "emulator/ptx.h")}
 
@@ -36,14 +46,21 @@ def read_includes() -> Graph:
     return graph
 
 
+def parts_of(path: str) -> list[str]:
+    """The names in a path that have layers: its folder and, of device/, what follows."""
+    return path.split("/")[: 2 if path.startswith("device/") else 1]
+
+
 def find_upward_includes(graph: Graph) -> list[str]:
     """Includes of a folder in the same layer or one above."""
-    layer = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
+    layer = {folder: number for number, folders in enumerate([*LAYERS, *DEVICE_LAYERS]) for folder in folders}
     wrong = []
     for file, included in graph.items():
-        for header in included:
-            of, to = file.split("/")[0], header.split("/")[0]
-            if of != to and layer[of] <= layer[to] and (file, header) not in ALLOWED:
+        for header in included - {header for of, header in ALLOWED if of == file}:
+            differing = next(
+                (pair for pair in zip(parts_of(file), parts_of(header), strict=False) if pair[0] != pair[1]), None
+            )
+            if differing and layer[differing[0]] <= layer[differing[1]]:
                 wrong.append(f"{file} includes {header}")
     return sorted(wrong)
 
@@ -94,11 +111,26 @@ def test_every_include_exists(graph: Graph) -> None:
 
 
 def test_every_folder_has_a_layer(graph: Graph) -> None:
-    assert {file.split("/")[0] for file in graph} == {folder for layer in LAYERS for folder in layer}
+    for depth, layers in enumerate([LAYERS, DEVICE_LAYERS]):
+        present = {parts_of(file)[depth] for file in graph if len(parts_of(file)) > depth}
+        assert present == {name for layer in layers for name in layer}
 
 
 def test_includes_point_down(graph: Graph) -> None:
     wrong = find_upward_includes(graph)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_roles_name_no_task_type_and_no_operator() -> None:
+    """What they do for a task type follows from its traits, its hooks, and what device/operators.cuh hands to them."""
+    operators = "|".join(name for layer in DEVICE_LAYERS[1:] for name in layer if "." not in name)
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for folder in ("runtime", "device/core")
+        for path in (ROOT / "csrc" / folder).iterdir()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(rf"\bTaskType::|\b(?:{operators})::", line)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -128,6 +160,10 @@ def test_common_objects_do_not_know_the_task_types(graph: Graph) -> None:
     [
         ("runtime/worker.h", "device/core/task_queue.cuh", find_upward_includes),
         ("device/core/pipeline.cuh", "host/launch.h", find_upward_includes),
+        ("device/core/loader.cuh", "device/attention/work_assignment.cuh", find_upward_includes),
+        ("device/core/hot_path.cuh", "device/operators.cuh", find_upward_includes),
+        ("device/comm/lamport.cuh", "device/sampling/argmax.cuh", find_upward_includes),
+        ("device/attention/params.cuh", "device/linear/mainloop.cuh", find_upward_includes),
         ("device/core/shared.cuh", "device/core/loader.cuh", find_cycle),
         ("device/linear/mainloop.cuh", "device/linear/epilogue.cuh", find_epilogues_in_mainloops),
     ],

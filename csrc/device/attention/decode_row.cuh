@@ -52,7 +52,7 @@ struct KvPipelineReader {
   // The tile's K rows, once they have landed; its V rows lie behind them.
   DISTMK_FN const __nv_bfloat16* consumer_wait() const {
     barrier_wait(&shared().pipeline.full[stage.index], stage.phase);
-    const char* slot = shared().stages + stage.index * STAGE_BYTES;
+    const char* slot = shared().at<Overlay::PIPELINE_STAGES>() + stage.index * STAGE_BYTES;
     return reinterpret_cast<const __nv_bfloat16*>(slot + step % 2 * 2 * p.kv_tile_bytes());
   }
   DISTMK_FN K k(const __nv_bfloat16* rows) const { return {p, rows}; }

@@ -99,7 +99,7 @@ struct ParamsOf : AttentionSplit {
   // or of ONE_ROW follow it.
   DISTMK_FN uint32_t new_kv_stride() const { return (head_dim() + 31) / 32 * 32 + 8; }
   DISTMK_FN __nv_bfloat16* new_k(uint32_t row) const {
-    return reinterpret_cast<__nv_bfloat16*>(shared().work) + row * new_kv_stride();
+    return shared().at<Overlay::SPLIT_ROWS, __nv_bfloat16>() + row * new_kv_stride();
   }
   DISTMK_FN __nv_bfloat16* new_v(uint32_t row) const { return new_k(NEW_ROWS + row); }
   // Q [Q_TILE, padded_head_dim()]: a word of two elements' bf16 high halves, then one of their low halves. Four words
@@ -136,7 +136,7 @@ constexpr bool fits() {
   return NEW_KV_BYTES + (P::ONE_ROW                 ? Q_BYTES + PARTIALS_BYTES
                          : Q_BYTES > PARTIALS_BYTES ? Q_BYTES
                                                     : PARTIALS_BYTES) <=
-         WORK_BYTES + SCRATCH_BYTES;
+         overlay_bytes(Overlay::SPLIT_ROWS);
 }
 static_assert(fits<Params>() && fits<DecodeRowParams<HOT_HEAD_DIM>>() && fits<OffHotPathParams<MAX_HEAD_DIM>>(), "");
 

@@ -8,42 +8,44 @@
 namespace distmk {
 namespace attention {
 
-// Whether the dispatcher notifies the loader of a task. Both see all tasks of the worker's list, in the same order.
-DISTMK_FN bool is_told_of(const TaskDesc& task) {
-  return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::ATTENTION) && is_spread(task) &&
-         reinterpret_cast<const AttentionArgs*>(task.args)->long_splits;
-}
-
-// Producer of the KV pipeline, run by the loader: K and V of the assigned split, two tiles a stage, if its KvPath is
-// PIPELINED. False: the worker has left.
-DISTMK_FN bool stream_assignment(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task) {
-  AttentionAssignment& assignment = shared().attention_assignment;
-  const uint32_t number = assignment.num_heard.get(), slot = number % 2;
-  while (!lanes.all(barrier_try_wait(&assignment.told[slot], number / 2 % 2)))
-    if (!lanes.all(!shared().pipeline.leave.get())) return false;
-  const bool streams = assignment.streams[slot];
-  lanes.sync();
-  if (lanes.leader()) assignment.num_heard.set(number + 1);
-  lanes.sync();
-  if (!streams) return true;
-  Context context(state, lanes);
-  const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);
-  const Params p{assignment.split, context, args};
-  const __nv_bfloat16 *k_cache = p.k_cache(), *v_cache = p.v_cache();
-  const uint32_t num_tiles = p.num_tiles(), tile_bytes = p.kv_tile_bytes();
-  fence_copies();
-  uint32_t rows = 0;  // first cache row of a tile, a tile a lane, of 32 steps at a time
-  return loader.stream_stages((num_tiles + 1) / 2, [&](uint32_t stage, uint32_t dst, uint32_t full) {
-    const uint32_t step = 2 * stage, in_stage = min(num_tiles - step, 2u);
-    if (step % 32 == 0) rows = p.kv_row(p.tile_at(min(step + lanes.index, num_tiles - 1)) * KV_TILE);
-    if (lanes.leader()) expect_bytes(full, 2 * in_stage * tile_bytes);
+// The loader's part in attention.
+struct InputStream {
+  // Whether the dispatcher notifies the loader of a task. Both see all tasks of the worker's list, in the same order.
+  DISTMK_FN static bool is_told_of(const TaskDesc& task) {
+    return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::ATTENTION) && is_spread(task) &&
+           reinterpret_cast<const AttentionArgs*>(task.args)->long_splits;
+  }
+  // Producer of the KV pipeline, run by the loader: K and V of the assigned split, two tiles a stage, if its KvPath is
+  // PIPELINED. False: the worker has left.
+  DISTMK_FN static bool stream(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task) {
+    AttentionAssignment& assignment = shared().attention_assignment;
+    const uint32_t number = assignment.num_heard.get(), slot = number % 2;
+    while (!lanes.all(barrier_try_wait(&assignment.told[slot], number / 2 % 2)))
+      if (!lanes.all(!shared().pipeline.leave.get())) return false;
+    const bool streams = assignment.streams[slot];
     lanes.sync();
-    const uint32_t row = __shfl_sync(~0u, rows, step % 32 + lanes.index / 2 % 2);
-    if (lanes.index < 2 * in_stage)
-      copy_expected(dst + lanes.index * tile_bytes,
-                    (lanes.index % 2 ? v_cache : k_cache) + uint64_t{row} * args.head_dim, tile_bytes, full);
-  });
-}
+    if (lanes.leader()) assignment.num_heard.set(number + 1);
+    lanes.sync();
+    if (!streams) return true;
+    Context context(state, lanes);
+    const auto& args = *reinterpret_cast<const AttentionArgs*>(task.args);
+    const Params p{assignment.split, context, args};
+    const __nv_bfloat16 *k_cache = p.k_cache(), *v_cache = p.v_cache();
+    const uint32_t num_tiles = p.num_tiles(), tile_bytes = p.kv_tile_bytes();
+    fence_copies();
+    uint32_t rows = 0;  // first cache row of a tile, a tile a lane, of 32 steps at a time
+    return loader.stream_stages((num_tiles + 1) / 2, [&](uint32_t stage, uint32_t dst, uint32_t full) {
+      const uint32_t step = 2 * stage, in_stage = min(num_tiles - step, 2u);
+      if (step % 32 == 0) rows = p.kv_row(p.tile_at(min(step + lanes.index, num_tiles - 1)) * KV_TILE);
+      if (lanes.leader()) expect_bytes(full, 2 * in_stage * tile_bytes);
+      lanes.sync();
+      const uint32_t row = __shfl_sync(~0u, rows, step % 32 + lanes.index / 2 % 2);
+      if (lanes.index < 2 * in_stage)
+        copy_expected(dst + lanes.index * tile_bytes,
+                      (lanes.index % 2 ? v_cache : k_cache) + uint64_t{row} * args.head_dim, tile_bytes, full);
+    });
+  }
+};
 
 // Part of the dispatcher: maintains shared().attention_assignment.
 class AssignmentTracker {
@@ -70,7 +72,8 @@ class AssignmentTracker {
     }
     if (is_spread(*action.task.desc)) last_ = num_listed_;
     context_.team.sync();  // one lane has written what all read below
-    const bool notifies = is_told_of(*action.task.desc), pipelined = notifies && assigned && is_pipelined(args);
+    const bool notifies = InputStream::is_told_of(*action.task.desc),
+               pipelined = notifies && assigned && is_pipelined(args);
     const KvPath path = !assigned ? UNASSIGNED : pipelined ? PIPELINED : is_batch1(args) ? NEAR : ASSIGNED;
     if (context_.team.leader()) shared().attention_assignment.at_hand[handshake_slot(n)] = path;
     if (notifies) notify_loader(pipelined);

@@ -68,11 +68,8 @@ struct LamportVector {
 // A word of two bf16 elements that is published as a whole, so that only 0 means not yet.
 DISTMK_FN uint32_t lamport_pair(uint32_t pair) { return pair ? pair : 0x80008000u; }
 
-// The rest resets rows after the batch has shrunk: all rows of a buffer must be zero when it is used again, for however
-// many rows. That is rare, so it is left to the cold path (consumers.cuh).
-DISTMK_FN bool batch_shrank(const Batch* batch) { return batch && batch->num_reset_rows > batch->num_rows; }
-
-// Resets the rows that only the last iteration had; the body has reset the others.
+// For reset_stale_rows() of a body (device/core/hot_path.cuh): resets the rows that only the last iteration had; the
+// body has reset the others.
 template <class T>
 DISTMK_FN void reset_rows(const Context& context, const Batch& batch, T* columns, uint32_t num_cols, uint32_t stride) {
   DISTMK_NO_UNROLL
@@ -87,23 +84,6 @@ template <class T, class Args>
 DISTMK_FN void reset_columns(const Context& context, const Args& args, const Batch& batch, uint32_t num_cols,
                              uint32_t stride) {
   reset_rows(context, batch, context.at<T>(args.reset), num_cols, stride);
-}
-
-// A type with RESETS_ROWS defines beside its body, under device/: it resets, in the columns of `args.reset` that the
-// task writes, the rows from batch.num_rows to batch.num_reset_rows.
-#define DISTMK_DECLARE_HOOK(id, name, Args) \
-  DISTMK_FN void reset_stale_rows(const Context& context, const Args& args, const Batch& batch);
-DISTMK_TASK_TYPES_RESETS_ROWS(DISTMK_DECLARE_HOOK)
-#undef DISTMK_DECLARE_HOOK
-
-// By all threads that have run the body of a task of that type.
-template <uint32_t TYPE>
-DISTMK_FN void reset_stale_rows(const Context& context) {
-  if constexpr (TraitsOf<TYPE>::RESETS_ROWS) {
-    const auto& args = args_of<typename TraitsOf<TYPE>::Args>(*context.task.desc);
-    const Batch* batch = context.batch(args.batch);
-    if (args.reset && batch_shrank(batch)) reset_stale_rows(context, args, *batch);
-  }
 }
 
 }  // namespace distmk

@@ -1,7 +1,6 @@
 // The consumer warps: run the bodies of the tasks that the dispatcher issues, one after another, each warp at its own
 // pace.
 #pragma once
-#include "device/comm/nvshmem.cuh"
 #include "device/core/end_task.cuh"
 #include "device/core/hot_path.cuh"
 
@@ -54,22 +53,18 @@ DISTMK_FN uint32_t next_code_path() {
   return current_code_path();
 }
 
-// The operators of a wide iteration's layers follow each other in one function. A function with many registers first
-// saves 60 to 120 of its caller's, which is 15 MB on all SMs: too much to do for every operator. Only what multiplies
-// by warpgroups must be in functions that call nothing.
-constexpr bool is_of_wide_layer(uint32_t type) {
-  return type == static_cast<uint32_t>(TaskType::WIDE_LINEAR) || type == static_cast<uint32_t>(TaskType::WIDE_APPEND) ||
-         type == static_cast<uint32_t>(TaskType::WIDE_ATTENTION) || type == static_cast<uint32_t>(TaskType::WIDE_SUM);
-}
-// Runs such tasks up to the next one of another kind. `code_path`: of the first.
+// Tasks that prepare follow each other in one function: the operators of a wide iteration's layers. A function with
+// many registers first saves 60 to 120 of its caller's, which is 15 MB on all SMs: too much to do for every operator.
+// Only what multiplies by warpgroups must be in functions that call nothing. Runs such tasks up to the next one of
+// another kind. `code_path`: of the first.
 DISTMK_NOINLINE void run_wide_layers(const RankState& state, uint32_t code_path) {
   for (;; code_path = next_code_path()) switch (code_path) {
-#define DISTMK_CASE(id, name, Args)     \
-  case CodePath::COLD + id:             \
-    if constexpr (is_of_wide_layer(id)) \
-      run_cold_task_here<id>(state);    \
-    else                                \
-      return;                           \
+#define DISTMK_CASE(id, name, Args)       \
+  case CodePath::COLD + id:               \
+    if constexpr (TraitsOf<id>::PREPARES) \
+      run_cold_task_here<id>(state);      \
+    else                                  \
+      return;                             \
     break;
       DISTMK_TASK_TYPES(DISTMK_CASE)
 #undef DISTMK_CASE
@@ -82,7 +77,7 @@ DISTMK_FN void run_cold_task(const RankState& state, uint32_t type) {
   switch (type) {
 #define DISTMK_CASE(id, name, Args)                      \
   case id:                                               \
-    if constexpr (is_of_wide_layer(id))                  \
+    if constexpr (TraitsOf<id>::PREPARES)                \
       run_wide_layers(state, CodePath::COLD + type);     \
     else if constexpr (!TraitsOf<id>::RUNS_ON_SCHEDULER) \
       run_cold_task_of<id>(state);                       \
@@ -103,7 +98,7 @@ DISTMK_FN void run_hot_task(const RankState& state) {
   end_task(0);
 }
 
-DISTMK_NOINLINE bool change_turn();  // device/core/megakernel.cuh
+DISTMK_NOINLINE bool change_turn();  // device/megakernel.cuh
 
 // The worker has left its program's lists. Returns whether another program takes the next turn.
 DISTMK_NOINLINE bool end_consumers_turn() {

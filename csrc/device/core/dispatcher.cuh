@@ -6,17 +6,18 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "device/attention/work_assignment.cuh"
 #include "device/core/hot_path.cuh"
 
 namespace distmk {
 
 using CachedScheduler = Scheduler<CachedTasks>;
 
+// `Observer`: of an operator that prepares something for its tasks before they are issued (device/operators.cuh); it
+// sees each task in turn.
 // `LocalScheduler`: nullptr_t, or CachedScheduler* if the worker steps one. Without one, nothing can be dispatched
 // between two tasks of the list, so the next tasks are known and issued early. With one, the task that will probably be
 // dispatched next is issued speculatively, and revoked if another runs first.
-template <class LocalScheduler>
+template <class Observer, class LocalScheduler>
 DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Team& warp,
                               LocalScheduler local_scheduler) {
   constexpr bool KNOWS_AHEAD = std::is_same_v<LocalScheduler, std::nullptr_t>;
@@ -26,9 +27,9 @@ DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Tea
   uint32_t num_issued = 0;  // n, or up to three more
   const CachedTasks::List list(s.tasks, s.batch, s.num_batches, handshake.signaled, n);
   Worker<CachedTasks> actions(state, worker, warp, list, CachedTasks::Holder(s.dispatched), local_scheduler);
-  attention::AssignmentTracker assignment(state, warp);
+  Observer observer(state, warp);
   const auto issue = [&](const Action& action) {
-    assignment.see(num_issued, action);
+    observer.see(num_issued, action);
     handshake.issue(warp, num_issued++, action, code_path_of(state, action));
   };
   const auto next_task = [&] {
@@ -63,16 +64,6 @@ DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Tea
   if (reason) raise_abort(state, static_cast<Abort>(reason));  // the host may have told this rank alone
   uint64_t* done = &reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done;
   store_relaxed(done, load_relaxed(done) + actions.iterations() - state.params->first_iteration);
-}
-
-DISTMK_NOINLINE void dispatcher_loop(const RankState& state, uint32_t worker, const Team warp) {
-  run_dispatcher(state, worker, warp, nullptr);
-}
-// For a worker whose own scheduler dispatches something. A warp of its own for it would add a handover between warps,
-// which takes longer than this warp's next poll. Workers that dispatch nothing run less code.
-DISTMK_NOINLINE void dispatcher_and_scheduler_loop(const RankState& state, uint32_t worker, const Team warp) {
-  CachedScheduler local_scheduler(state, worker, warp, CachedTasks::Holder(shared().scheduled));
-  run_dispatcher(state, worker, warp, &local_scheduler);
 }
 
 }  // namespace distmk

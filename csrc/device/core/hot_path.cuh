@@ -1,7 +1,6 @@
 // The hot path: bodies of the tasks that every token waits for, inlined into the consumers' loop. The dispatcher
 // decides which tasks take it, so that the consumers look nothing up; all others take the cold path (consumers.cuh).
 #pragma once
-#include "device/comm/lamport.cuh"
 #include "device/core/shared.cuh"
 
 namespace distmk {
@@ -28,6 +27,27 @@ DISTMK_FN bool has_nothing_to_do(const RankState& state, const TaskDesc& task) {
   if constexpr (TraitsOf<TYPE>::MAY_IDLE)
     return is_idle(state, {threadIdx.x % 32, 32}, args_of<typename TraitsOf<TYPE>::Args>(task));
   return false;
+}
+
+// After the batch has shrunk, rows are reset: all rows of a Lamport buffer (device/comm/lamport.cuh) must be zero when
+// it is used again, for however many rows. That is rare, so it is left to the cold path (consumers.cuh).
+DISTMK_FN bool batch_shrank(const Batch* batch) { return batch && batch->num_reset_rows > batch->num_rows; }
+
+// A type with RESETS_ROWS defines beside its body, under device/: it resets, in the columns of `args.reset` that the
+// task writes, the rows from batch.num_rows to batch.num_reset_rows.
+#define DISTMK_DECLARE_HOOK(id, name, Args) \
+  DISTMK_FN void reset_stale_rows(const Context& context, const Args& args, const Batch& batch);
+DISTMK_TASK_TYPES_RESETS_ROWS(DISTMK_DECLARE_HOOK)
+#undef DISTMK_DECLARE_HOOK
+
+// By all threads that have run the body of a task of that type.
+template <uint32_t TYPE>
+DISTMK_FN void reset_stale_rows(const Context& context) {
+  if constexpr (TraitsOf<TYPE>::RESETS_ROWS) {
+    const auto& args = args_of<typename TraitsOf<TYPE>::Args>(*context.task.desc);
+    const Batch* batch = context.batch(args.batch);
+    if (args.reset && batch_shrank(batch)) reset_stale_rows(context, args, *batch);
+  }
 }
 
 // A hot type takes the cold path if the transport may be needed, if its body would run one of several instances, or if

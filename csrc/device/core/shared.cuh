@@ -1,18 +1,10 @@
 // A worker CTA's shared memory: its layout, and how a consumer warp finds its own part of it.
 #pragma once
-#include "device/core/handshake.cuh"
-#include "device/core/pipeline.cuh"
-#include "device/core/task_queue.cuh"
+#include "device/core/overlays.cuh"
 #include "runtime/splits.h"
 
 namespace distmk {
 
-// Floats from one token to the next in a warp's partial sums: the rows of an M block, padded against bank conflicts.
-constexpr uint32_t PARTIAL_SUM_STRIDE = 68;
-constexpr uint32_t SCRATCH_BYTES = NUM_WARPS * N_TILE * PARTIAL_SUM_STRIDE * sizeof(float);
-// For bodies: attention's tiles (with the scratch behind it), the GEMV's activations, the LM head's candidates.
-constexpr uint32_t WORK_BYTES = 8192;
-static_assert(PARTIAL_SUM_STRIDE >= M_BLOCK, "");
 static_assert(2 * N_TILE >= MAX_ROWS, "two tiles hold all rows");
 constexpr uint32_t LOCAL_RING_ENTRIES = 16;
 
@@ -86,7 +78,7 @@ struct SchedulerCopies {
 };
 
 struct Shared {
-  char stages[NUM_STAGES * STAGE_BYTES];  // the pipeline's stages; first, as they must be aligned
+  char stages[STAGES_BYTES];  // first, as they must be aligned; what these regions hold: overlays.cuh
   char work[WORK_BYTES];
   char scratch[SCRATCH_BYTES];
   float squares[MAX_ROWS][NUM_WARPS];  // sums of squares of the activations, for RMSNorm
@@ -112,7 +104,21 @@ struct Shared {
   uint32_t worker_index;      // see device/core/worker_index.cuh; num_workers: the CTA of the schedulers
   bool dispatcher_schedules;  // the dispatcher steps the worker's own scheduler
   uint64_t heap_bases[MAX_RANKS];
+
+  // The first T of an overlay.
+  template <Overlay WHAT, class T = char>
+  DISTMK_FN T* at() {
+    using Place = PlaceOf<WHAT>;
+    static_assert(sizeof(T) <= Place::BYTES && Place::FIRST_BYTE % alignof(T) == 0, "");
+    if constexpr (Place::REGION == regions::STAGES.begin)
+      return reinterpret_cast<T*>(stages + Place::BEGIN);
+    else if constexpr (Place::REGION == regions::WORK.begin)
+      return reinterpret_cast<T*>(work + Place::BEGIN);
+    else
+      return reinterpret_cast<T*>(scratch + Place::BEGIN);
+  }
 };
+static_assert(offsetof(Shared, work) == regions::WORK.begin && offsetof(Shared, scratch) == regions::SCRATCH.begin, "");
 
 constexpr uint32_t MAX_SHARED_BYTES = 232448;  // of a block, compute capability 9.0 and 10.0
 static_assert(sizeof(Shared) <= MAX_SHARED_BYTES, "a worker's shared memory does not fit");

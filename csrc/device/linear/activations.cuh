@@ -38,11 +38,11 @@ DISTMK_FN void poll_by_warp(const Context& context, bool polls, const __nv_bfloa
   }
 }
 
-constexpr uint32_t MAX_GEMV_BLOCKS = WORK_BYTES / (K_BLOCK * sizeof(__nv_bfloat16));
+constexpr uint32_t MAX_GEMV_BLOCKS = overlay_bytes(Overlay::GEMV_INPUT) / (K_BLOCK * sizeof(__nv_bfloat16));
 
 // GEMV path: the token's activations in shared memory, [MAX_GEMV_BLOCKS][K_BLOCK]. A warp writes and reads only its own
 // K tile of each block.
-DISTMK_FN __nv_bfloat16* gemv_input() { return reinterpret_cast<__nv_bfloat16*>(shared().work); }
+DISTMK_FN __nv_bfloat16* gemv_input() { return shared().at<Overlay::GEMV_INPUT, __nv_bfloat16>(); }
 
 // Copies this warp's K tiles of all blocks there, `k_begin` being its first column: one round trip to L2 for all
 // blocks, where loading each block on its own would cost a round trip each.

@@ -114,8 +114,9 @@ DISTMK_FN float sum_partials(const float* partials, uint32_t row) {
 
 // ARGMAX: the best of this thread's weight rows for its i-th token. Not in registers, which all other tasks would miss.
 DISTMK_FN Candidate& thread_best(uint32_t i) {
-  static_assert(2 * N_TILE / TOKEN_GROUPS * NUM_CONSUMERS * sizeof(Candidate) <= WORK_BYTES, "");
-  return reinterpret_cast<Candidate*>(shared().work)[i * NUM_CONSUMERS + threadIdx.x];
+  static_assert(
+      2 * N_TILE / TOKEN_GROUPS * NUM_CONSUMERS * sizeof(Candidate) <= overlay_bytes(Overlay::THREAD_CANDIDATES), "");
+  return shared().at<Overlay::THREAD_CANDIDATES, Candidate>()[i * NUM_CONSUMERS + threadIdx.x];
 }
 // Once the tasks before have left shared memory.
 template <uint32_t N_TILES>
@@ -270,7 +271,8 @@ DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumula
 #pragma unroll
   for (uint32_t n_tile = 0; n_tile < N_TILES; ++n_tile, ++reduction) {
     const uint32_t last = reduction - (two ? 2 : 1), slot = buffers.slot(reduction);
-    float* partials = reinterpret_cast<float*>(shared().scratch) + (two ? slot * (N_TILE / 2) * PARTIAL_SUM_STRIDE : 0);
+    float* partials =
+        shared().at<Overlay::PARTIAL_SUMS, float>() + (two ? slot * (N_TILE / 2) * PARTIAL_SUM_STRIDE : 0);
     barrier_wait(&buffers.empty[buffers.slot(last)], buffers.parity(last));
     epilogue.write_partials(acc, n_tile, min(N_TILE, params.num_tokens - n_tile * N_TILE), partials);
     warp_arrive(&buffers.full[slot]);
@@ -293,7 +295,7 @@ DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumula
 // ARGMAX: the best candidate of each sampled token, over the threads that keep one.
 template <uint32_t N_TILES>
 DISTMK_FN void write_candidates(const EpilogueParams& params) {
-  auto* all = reinterpret_cast<Candidate*>(shared().scratch);
+  auto* all = shared().at<Overlay::WARP_CANDIDATES, Candidate>();
   const uint32_t warp = opaque(threadIdx.x / 32), lane = threadIdx.x % 32;  // opaque: else addresses lie on the stack
   constexpr uint32_t WARPS_PER_TOKEN = M_BLOCK / 32;
 #pragma unroll

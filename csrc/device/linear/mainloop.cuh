@@ -101,7 +101,8 @@ DISTMK_FN uint32_t warp_tile() { return own_warp() % K_TILES_PER_STAGE; }
 static_assert(K_BLOCK / STAGE_K <= PipelineState<NUM_STAGES>::MOST_STEPS, "stages of an M tile");
 
 DISTMK_FN const char* tile_of(const PipelineState<NUM_STAGES>& stage, uint32_t tile_rows) {
-  return shared().stages + stage.index * STAGE_BYTES + warp_tile() * Weights::bytes(K_TILE * tile_rows);
+  return shared().at<Overlay::PIPELINE_STAGES>() + stage.index * STAGE_BYTES +
+         warp_tile() * Weights::bytes(K_TILE * tile_rows);
 }
 
 DISTMK_FN void consumer_wait(const PipelineState<NUM_STAGES>& stage) {

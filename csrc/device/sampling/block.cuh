@@ -6,15 +6,12 @@
 
 namespace distmk {
 
-// In the work memory and the scratch behind it.
 struct SamplingMemory {
   SelectorMemory selector;
   SlotSampling slot;
   uint64_t of_warp[NUM_WARPS];
 };
-static_assert(offsetof(Shared, scratch) == offsetof(Shared, work) + WORK_BYTES, "");
 static_assert(NUM_CONSUMERS <= MAX_THREADS, "");
-static_assert(sizeof(SamplingMemory) <= WORK_BYTES + SCRATCH_BYTES, "");
 
 struct DeviceBlock {
   using Vector = float4;
@@ -27,14 +24,14 @@ struct DeviceBlock {
   DISTMK_FN static uint32_t lane() { return threadIdx.x % LANES; }
   DISTMK_FN static uint32_t warp() { return threadIdx.x / LANES; }
   DISTMK_FN static void sync() { barrier_sync<NUM_CONSUMERS>(); }
-  DISTMK_FN static SamplingMemory& all_memory() { return *reinterpret_cast<SamplingMemory*>(shared().work); }
+  DISTMK_FN static SamplingMemory& all_memory() { return *shared().at<Overlay::SAMPLER, SamplingMemory>(); }
   DISTMK_FN static SelectorMemory& memory() { return all_memory().selector; }
   // A copy of a slot's parameters.
   DISTMK_FN static const SlotSampling& slot(const SlotSampling* from) {
     auto* words = reinterpret_cast<uint64_t*>(&all_memory().slot);
     constexpr uint32_t NUM_WORDS = sizeof(SlotSampling) / sizeof(uint64_t);
     sync();
-    if (index() < NUM_WORDS) words[index()] = __ldcg(reinterpret_cast<const uint64_t*>(from) + index());
+    if (index() < NUM_WORDS) words[index()] = __ldcg(reinterpret_cast<const unsigned long long*>(from) + index());
     sync();
     return all_memory().slot;
   }

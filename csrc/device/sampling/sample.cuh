@@ -11,7 +11,7 @@ namespace distmk {
 DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
   constexpr uint32_t IN_FLIGHT = 5;  // loads per lane: enough for 132 tasks, one per worker of an H100, at once
   const uint32_t num_tokens = rows_of(context.batch(args.batch)), lane = context.team.index % 32;
-  const auto* candidates = context.at<uint64_t>(args.candidates);
+  const auto* candidates = context.at<unsigned long long>(args.candidates);
   auto* peer = context.peer<Candidate>(0, args.out);
   auto* out = peer ? peer : context.at<Candidate>(args.out);
 #pragma unroll 1
@@ -19,7 +19,7 @@ DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
     Candidate best = {-INFINITY, -1};
 #pragma unroll 1
     for (uint32_t first = lane; first < args.num_tasks; first += 32 * IN_FLIGHT) {
-      uint64_t packed[IN_FLIGHT];
+      unsigned long long packed[IN_FLIGHT];
 #pragma unroll
       for (uint32_t i = 0; i < IN_FLIGHT; ++i)
         if (first + 32 * i < args.num_tasks) packed[i] = __ldcg(candidates + (first + 32 * i) * args.num_rows + token);

@@ -2,6 +2,8 @@
 // up where its rows go before they are there, copies them to shared memory, and then takes their heads together, some
 // lanes of a warp a head.
 #pragma once
+#include "device/core/marks.cuh"
+#include "device/core/shared.cuh"
 #include "device/wide/row_vectors.cuh"
 #include "device/wide/runs.cuh"
 #include "runtime/rms.h"
@@ -19,7 +21,6 @@ struct AppendState {
   BatchRun runs[MAX_SEQUENCES];
   AppendedRow rows[APPENDED_ROWS];
 };
-static_assert(sizeof(AppendState) <= WORK_BYTES, "");
 
 DISTMK_FN float4 unpack_bf16(const uint2& v) {
   return {__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
@@ -110,10 +111,12 @@ struct AppendBuffers {
 
   DISTMK_FN explicit AppendBuffers(const WideAppendArgs& args) {
     row_bytes = (args.num_q + 2 * args.num_kv) * args.head_dim * 2, rope_bytes = args.head_dim * 4;
-    at_once = min(static_cast<uint32_t>(sizeof(Shared::stages)) / (row_bytes + rope_bytes), APPENDED_ROWS);
+    at_once = min(overlay_bytes(Overlay::APPENDED_HEADS) / (row_bytes + rope_bytes), APPENDED_ROWS);
   }
-  DISTMK_FN char* row(uint32_t i) const { return shared().stages + i * row_bytes; }
-  DISTMK_FN char* rope(uint32_t i) const { return shared().stages + at_once * row_bytes + i * rope_bytes; }
+  DISTMK_FN char* row(uint32_t i) const { return shared().at<Overlay::APPENDED_HEADS>() + i * row_bytes; }
+  DISTMK_FN char* rope(uint32_t i) const {
+    return shared().at<Overlay::APPENDED_HEADS>() + at_once * row_bytes + i * rope_bytes;
+  }
 };
 
 // Rows `first` to first + num_rows of the worker's, as they are.
@@ -180,7 +183,7 @@ DISTMK_FN void body_wide_append(Context& context, const WideAppendArgs& args) {
   const Batch& batch = *context.batch(args.batch);
   const wide::OwnRows rows(context, batch.num_wide_rows);
   if (!rows.count) return;
-  auto& state = *reinterpret_cast<wide::AppendState*>(shared().work);
+  auto& state = *shared().at<Overlay::APPEND_STATE, wide::AppendState>();
   const wide::AppendBuffers buffers(args);
   const wide::HeadLanes lanes(args.head_dim);
   const uint32_t e = 4 * lanes.index, half = args.head_dim / 2;

@@ -4,6 +4,7 @@
 // KEYS positions of every KV tile, and the ways are combined at the end. Many ways are for jobs with few queries. Of
 // heads of more than 128 elements registers hold half an output, so that the eight warps are row groups times halves.
 #pragma once
+#include "device/core/marks.cuh"
 #include "device/wide/attention_warp.cuh"
 
 namespace distmk {
@@ -19,8 +20,8 @@ struct WayCombine {
 
   DISTMK_FN static float4* at(uint32_t way) {
     // Without bulk copies there are fewer stages, and no wide iterations.
-    static_assert(!BULK_COPIES || KvBuffers<DIM>::BYTES + BYTES + PageRows::BYTES <= sizeof(Shared::stages), "");
-    return reinterpret_cast<float4*>(shared().stages + KvBuffers<DIM>::BYTES) +
+    static_assert(!BULK_COPIES || KvBuffers<DIM>::BYTES + BYTES <= overlay_bytes(Overlay::KV_BUFFERS), "");
+    return reinterpret_cast<float4*>(shared().at<Overlay::KV_BUFFERS>() + KvBuffers<DIM>::BYTES) +
            ((way - 1) * Warp::ROW_GROUPS + Warp::row_group()) * VECTORS * 32 + Warp::lane();
   }
   DISTMK_FN static void leave(const Warp& warp) {

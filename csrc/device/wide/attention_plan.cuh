@@ -24,9 +24,9 @@ struct RowPartials {
   uint32_t accumulators[NUM_WARPS];  // where they are in the stages, in bytes
 };
 
-// What follows from the batch, the same in all layers of an iteration: the first task makes it for the others. At the
-// end of the scratch memory, of which the products in between use the beginning, and sampling, behind the last layer,
-// all. Shared::attention_schedule says whether it is there.
+// What follows from the batch, the same in all layers of an iteration: the first task makes it for the others. Other
+// phases leave it alone (core/overlays.cuh) but for sampling, behind the last layer. Shared::attention_schedule says
+// whether it is there.
 struct AttentionSchedule {
   // The arguments of which it is made, beside the iteration.
   struct Source {
@@ -51,12 +51,8 @@ struct AttentionSchedule {
     shared().attention_schedule = iteration + 1;
   }
 };
-constexpr uint32_t SCHEDULE_BEGIN = SCRATCH_BYTES - sizeof(AttentionSchedule);
-static_assert(SCHEDULE_BEGIN % alignof(AttentionSchedule) == 0, "");
-static_assert(sizeof(Rings) <= SCHEDULE_BEGIN, "a product leaves the schedule alone");
-DISTMK_FN AttentionSchedule& attention_schedule() {
-  return *reinterpret_cast<AttentionSchedule*>(shared().scratch + SCHEDULE_BEGIN);
-}
+static_assert(sizeof(AttentionSchedule) == SCHEDULE_BYTES, "");
+DISTMK_FN AttentionSchedule& attention_schedule() { return *shared().at<Overlay::SCHEDULE, AttentionSchedule>(); }
 
 // What belongs to one task.
 struct AttentionPlan {
@@ -75,11 +71,10 @@ struct AttentionPlan {
   // Whether this worker has.
   DISTMK_FN bool has_block_jobs() const { return job_of_round(0) < attention_schedule().num_block_jobs; }
 };
-static_assert(sizeof(AttentionPlan) <= WORK_BYTES, "");
-DISTMK_FN AttentionPlan& attention_plan() { return *reinterpret_cast<AttentionPlan*>(shared().work); }
+DISTMK_FN AttentionPlan& attention_plan() { return *shared().at<Overlay::PLAN, AttentionPlan>(); }
 template <class T>
 DISTMK_FN T* at_operand(uint64_t operand) {
-  return reinterpret_cast<T*>(reinterpret_cast<const RankState*>(shared().state_memory)->address(operand));
+  return reinterpret_cast<T*>(own_rank_state().address(operand));
 }
 
 // Where a query of a run and a KV head is: queries are numbered row * num_heads + head.

@@ -68,7 +68,7 @@ struct RowRing {
   static constexpr uint32_t BYTES = 24 * 1024, ROW_BYTES = 64 * sizeof(__nv_bfloat16),
                             SLOT_BYTES = ROW_TILE * ROW_BYTES, VALUES = DIM / 64 * SLOT_BYTES, TILE_BYTES = 2 * VALUES,
                             COUNT = BYTES / TILE_BYTES;
-  static_assert(!BULK_COPIES || NUM_WARPS * BYTES <= sizeof(Shared::stages), "");
+  static_assert(!BULK_COPIES || NUM_WARPS * BYTES <= overlay_bytes(Overlay::ROW_RINGS), "");
   static_assert(ROW_QUERIES * DIM * sizeof(float) <= TILE_BYTES, "a warp leaves its accumulator in a tile's place");
 
   DISTMK_FN static uint32_t offset(uint32_t tile) { return threadIdx.x / 32 * BYTES + tile * TILE_BYTES; }
@@ -94,7 +94,7 @@ class RowCopies {
     await_copies<Ring::COUNT - 2>();
     __syncwarp();
     copy_next();
-    return shared_address(shared().stages) + free_offset();
+    return shared_address(shared().at<Overlay::ROW_RINGS>()) + free_offset();
   }
   // Of what the next copy will overwrite, in the stages: the warp's latest tile.
   DISTMK_FN uint32_t free_offset() const { return Ring::offset(next_); }
@@ -144,7 +144,8 @@ class RowCopies {
     const auto *k = reinterpret_cast<const char*>(at_operand<__nv_bfloat16>(args.k_cache) + col),
                *v = reinterpret_cast<const char*>(at_operand<__nv_bfloat16>(args.v_cache) + col);
     const bool swizzled = swizzles_cache(dim, args.page_size);
-    const uint32_t to = shared_address(shared().stages) + free_offset() + chunk / 8 * Ring::SLOT_BYTES;
+    const uint32_t to =
+        shared_address(shared().at<Overlay::ROW_RINGS>()) + free_offset() + chunk / 8 * Ring::SLOT_BYTES;
 #pragma unroll
     for (uint32_t i = 0; i < ROW_TILE / ROWS_PER_PASS; ++i) {
       const uint32_t row = i * ROWS_PER_PASS + first_row, at = to + row * Ring::ROW_BYTES;
@@ -220,7 +221,8 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
   }
   // A pair of columns of a query's accumulator, in other banks for each four queries.
   DISTMK_FN static float2* accumulated(uint32_t offset, uint32_t query, uint32_t pair) {
-    return reinterpret_cast<float2*>(shared().stages + offset) + query * DIM / 2 + (pair ^ query % 8 * 4);
+    return reinterpret_cast<float2*>(shared().at<Overlay::ROW_RINGS>() + offset) + query * DIM / 2 +
+           (pair ^ query % 8 * 4);
   }
 
  private:

@@ -24,7 +24,7 @@ struct WarpAttention : QueryTile<DIM / COLUMN_SHARES<DIM>, KEYS> {
   static constexpr uint32_t GROUP_QUERIES = (BY_WARPGROUPS ? 4 : 1) * QUERIES_PER_WARP;
   using Buffers = KvBuffers<DIM>;
   static_assert(!BULK_COPIES || !BY_WARPGROUPS ||
-                    Buffers::BYTES + ROW_GROUPS / 4 * Buffers::TILE_BYTES + PageRows::BYTES <= sizeof(Shared::stages),
+                    Buffers::BYTES + ROW_GROUPS / 4 * Buffers::TILE_BYTES <= overlay_bytes(Overlay::KV_BUFFERS),
                 "");
 
   using Tile = QueryTile<COLS, KEYS>;
@@ -101,7 +101,7 @@ struct WarpAttention : QueryTile<DIM / COLUMN_SHARES<DIM>, KEYS> {
   // Slots of a warpgroup's queries, behind the KV buffers.
   DISTMK_FN static char* queries() {
     static_assert(KV_ROWS == 64, "they are as large as those of a tile");
-    return shared().stages + Buffers::BYTES + row_group() / 4 * Buffers::TILE_BYTES;
+    return shared().at<Overlay::KV_BUFFERS>() + Buffers::BYTES + row_group() / 4 * Buffers::TILE_BYTES;
   }
   DISTMK_FN static void keep_query(uint32_t i, uint32_t chunk, uint32_t pair) {
     const uint32_t row = row_group() % 4 * 16 + lane() / 4 + 8 * i;

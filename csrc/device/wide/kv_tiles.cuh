@@ -17,7 +17,9 @@ struct KvBuffers {
                             ROWS_PER_PASS = 32 / CHUNKS, BYTES = 2 * COUNT * TILE_BYTES;
   static_assert(WARP_ROWS == 8, "a warp's rows are in one page where the caches are swizzled");
 
-  DISTMK_FN static uint32_t k(uint32_t tile) { return shared_address(shared().stages) + tile % COUNT * 2 * TILE_BYTES; }
+  DISTMK_FN static uint32_t k(uint32_t tile) {
+    return shared_address(shared().at<Overlay::KV_BUFFERS>()) + tile % COUNT * 2 * TILE_BYTES;
+  }
   DISTMK_FN static uint32_t v(uint32_t tile) { return k(tile) + TILE_BYTES; }
   // Chunk c of row r of a tile: slots of 64 columns, in which the chunks of a row are permuted.
   DISTMK_FN static uint32_t offset(uint32_t row, uint32_t chunk, uint32_t swizzle) {
@@ -36,7 +38,7 @@ static_assert(PART_PAGES >= 2 * KV_ROWS, "a part has two tiles, however small pa
 // two parts of a job, which take turns: once the second of a part's tiles is copied the part behind it is looked up.
 class PageRows {
  public:
-  static constexpr uint32_t BYTES = 2 * PART_PAGES * sizeof(uint32_t);
+  static_assert(2 * PART_PAGES * sizeof(uint32_t) <= overlay_bytes(Overlay::PAGES), "");
   const uint32_t num_keys;  // positions of the job
 
   DISTMK_FN explicit PageRows(uint32_t keys) : num_keys(keys) {}
@@ -57,10 +59,7 @@ class PageRows {
   }
 
  private:
-  // Behind all else that a job has in the stages.
-  DISTMK_FN static uint32_t* rows() {
-    return reinterpret_cast<uint32_t*>(shared().stages + sizeof(Shared::stages) - BYTES);
-  }
+  DISTMK_FN static uint32_t* rows() { return shared().at<Overlay::PAGES, uint32_t>(); }
   DISTMK_FN static uint32_t first_page() {
     return attention_plan().job.first_position >> floor_log2(attention_plan().args.page_size);
   }
@@ -140,7 +139,7 @@ DISTMK_FN void zero_padding(uint32_t head_dim) {
   const uint32_t padding = (DIM - head_dim) / 8;
   for (uint32_t i = threadIdx.x; i < padding * KV_ROWS * 2 * Buffers::COUNT; i += NUM_CONSUMERS) {
     const uint32_t row = i / padding, chunk = head_dim / 8 + i % padding, in_tile = row % KV_ROWS;
-    char* tile = shared().stages + row / KV_ROWS * Buffers::TILE_BYTES;
+    char* tile = shared().at<Overlay::KV_BUFFERS>() + row / KV_ROWS * Buffers::TILE_BYTES;
     *reinterpret_cast<uint4*>(tile + Buffers::offset(in_tile, chunk, in_tile % 8)) = zero_chunk();
   }
 }

@@ -7,10 +7,6 @@
 namespace distmk {
 namespace wide {
 
-DISTMK_FN bool is_told_of(const TaskDesc& task) {
-  return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::WIDE_LINEAR);
-}
-
 // Where the tile of some M tile in a K tile begins in the packed weights, and its bytes (distmk/formats/tiles.py).
 class PackedTile {
  public:
@@ -155,14 +151,15 @@ class RingFiller {
   DISTMK_FN void copy_weights(const PackedTile& tile, uint32_t k_tile, uint32_t place) const {
     const uint32_t full = shared_address(&rings().a_full[place]), num_bytes = tile.num_bytes(k_tile);
     expect_bytes(full, num_bytes);
-    const uint32_t dst = shared_address(shared().stages) + place * A_TILE_BYTES;
+    const uint32_t dst = shared_address(shared().at<Overlay::PRODUCT_RINGS>()) + place * A_TILE_BYTES;
     if (num_bytes) copy_expected(dst, tile.begin(k_tile), num_bytes, full);
   }
   DISTMK_FN void copy_activations(uint32_t first_token, uint32_t block, uint32_t slot) const {
     const uint32_t full = shared_address(&rings().b_full[slot]);
     const char* src = x_ + (uint64_t{block} * WIDE_ROWS + first_token) * WIDE_COLS * sizeof(__nv_bfloat16);
     expect_bytes(full, slot_bytes_);
-    copy_kept(shared_address(shared().stages) + sizes_.a_bytes() + slot * slot_bytes_, src, slot_bytes_, full);
+    copy_kept(shared_address(shared().at<Overlay::PRODUCT_RINGS>()) + sizes_.a_bytes() + slot * slot_bytes_, src,
+              slot_bytes_, full);
   }
 };
 
@@ -254,6 +251,18 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
     return true;
   }
 }
+
+// The loader's part in products.
+struct InputStream {
+  uint32_t num_products = 0;  // so far
+
+  DISTMK_FN static bool is_told_of(const TaskDesc& task) {
+    return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::WIDE_LINEAR);
+  }
+  DISTMK_FN bool stream(const RankState& state, const Team& lanes, Loader&, const TaskDesc& task) {
+    return stream_product(state, lanes, task, num_products++);
+  }
+};
 
 }  // namespace wide
 }  // namespace distmk

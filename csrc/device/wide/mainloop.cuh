@@ -3,6 +3,7 @@
 // Weights go from the A ring to registers, as the packed order gives a lane its fragments of two k16 steps at once;
 // activations are read from the B ring by the tensor cores.
 #pragma once
+#include "device/core/marks.cuh"
 #include "device/wide/rings.cuh"
 #include "platform/wgmma.cuh"
 
@@ -32,8 +33,8 @@ class WeightReader {
   DISTMK_FN void open(uint32_t num_blocks, uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, row = fragment_row(lane), pitch = num_blocks * WIDE_COLS * 2;
     await();
-    const uint32_t tile =
-        has_tile_ ? shared_address(shared().stages) + at_.place() * A_TILE_BYTES : shared_address(shared().work);
+    const uint32_t tile = has_tile_ ? shared_address(shared().at<Overlay::PRODUCT_RINGS>()) + at_.place() * A_TILE_BYTES
+                                    : shared_address(shared().at<Overlay::NO_WEIGHTS>());
     next_ = tile + row * pitch + (lane ^ row) % 4 * 16 + row / 4 * 64 + first * WIDE_COLS * 2;
     below_ = 8 * pitch;
   }
@@ -57,7 +58,7 @@ class WeightReader {
   bool has_tile_;
   uint32_t next_, below_;
 };
-static_assert(A_TILE_BYTES <= WORK_BYTES, "");
+static_assert(A_TILE_BYTES <= overlay_bytes(Overlay::NO_WEIGHTS), "");
 
 // Starts the products of half a block.
 template <uint32_t N>
@@ -88,7 +89,8 @@ DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t num_tiles, uint32_t
     PackedWeights next = weights.load_first_half();
 #pragma unroll 1
     for (uint32_t block = first + STEP;; block += STEP) {
-      const uint32_t b_slot = shared_address(shared().stages) + rings().b_begin + b.slot * b_slot_bytes(N);
+      const uint32_t b_slot =
+          shared_address(shared().at<Overlay::PRODUCT_RINGS>()) + rings().b_begin + b.slot * b_slot_bytes(N);
       barrier_wait(shared_address(&rings().b_full[b.slot]), b.parity);
       if (block == first + STEP) mark(Mark::FIRST);
       multiply_half<N>(acc, next, b_slot, 0);
@@ -116,7 +118,9 @@ static_assert(NUM_GROUPS == 2 && BLOCKS_PER_TILE % NUM_GROUPS == 0, "");
 // The output of a job: float32 [N tokens][OUTPUT_ROWS], rows swizzled by the token so that neither writing nor reading
 // it has bank conflicts.
 DISTMK_FN uint32_t output_swizzle(uint32_t token) { return token / 2 % 4 * 8; }
-DISTMK_FN float* output_of(uint32_t token) { return reinterpret_cast<float*>(shared().stages) + token * OUTPUT_ROWS; }
+DISTMK_FN float* output_of(uint32_t token) {
+  return shared().at<Overlay::PRODUCT_RINGS, float>() + token * OUTPUT_ROWS;
+}
 
 // visit(sum, element of the output) for all of this lane's sums, as those of M tile `tile`.
 template <uint32_t N, class Visit>

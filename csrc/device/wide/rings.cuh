@@ -15,7 +15,7 @@ constexpr uint32_t RING_BYTES = 196608;                                   // of 
 constexpr uint32_t NUM_GROUPS = 2, GROUP_WARPS = NUM_WARPS / NUM_GROUPS;  // warpgroups
 constexpr uint32_t BLOCKS_PER_TILE = K_TILE / WIDE_COLS;
 DISTMK_FN uint32_t num_k_tiles(uint32_t num_blocks) { return (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE; }
-static_assert(!BULK_COPIES || RING_BYTES <= sizeof(Shared::stages), "");
+static_assert(!BULK_COPIES || RING_BYTES <= overlay_bytes(Overlay::PRODUCT_RINGS), "");
 static_assert(2 * JOB_TILES <= MAX_A_TILES, "the next K tile lands while one is multiplied");
 
 DISTMK_FN constexpr uint32_t b_slot_bytes(uint32_t tile_tokens) {
@@ -107,9 +107,7 @@ struct Rings {
   // The lanes of a warp would set up their barriers one after another, so each warp has few.
   DISTMK_FN static uint32_t barrier_of_thread() { return threadIdx.x % 32 * NUM_WARPS + threadIdx.x / 32; }
 };
-static_assert(sizeof(Rings) <= SCRATCH_BYTES, "");
-
-DISTMK_FN Rings& rings() { return *reinterpret_cast<Rings*>(shared().scratch); }
+DISTMK_FN Rings& rings() { return *shared().at<Overlay::RING_STATE, Rings>(); }
 
 // Of a worker's job `round`: its plan, and the parity of the plan's barriers. No job is planned before the last but one
 // is stored.

@@ -1,6 +1,7 @@
 // Row by row in a wide iteration: the embedding, and sums into the residual stream.
 #pragma once
 #include "device/attention/lse.cuh"
+#include "device/core/marks.cuh"
 #include "device/core/shared.cuh"
 #include "device/wide/row_vectors.cuh"
 #include "runtime/rms.h"
@@ -114,9 +115,9 @@ class RowSums {
   const OwnRows& rows_;
   uint32_t first_row_;
 
-  DISTMK_FN float* sums_at(uint32_t i) const { return reinterpret_cast<float*>(shared().stages) + i * args_.k; }
+  DISTMK_FN float* sums_at(uint32_t i) const { return shared().at<Overlay::SUMS, float>() + i * args_.k; }
   // Of the sums of row i of SUMMED_ROWS, and behind those, of what POST_NORM makes of them.
-  DISTMK_FN static float* squares_at(uint32_t i) { return reinterpret_cast<float*>(shared().work) + i * NUM_WARPS; }
+  DISTMK_FN static float* squares_at(uint32_t i) { return shared().at<Overlay::SQUARES, float>() + i * NUM_WARPS; }
   DISTMK_FN static void keep_squares(float squares, uint32_t i) {
     squares = attention::warp_sum(squares);
     if (threadIdx.x % 32 == 0) squares_at(i)[threadIdx.x / 32] = squares;
@@ -193,7 +194,7 @@ class RowSums {
 template <class Vector, bool POST_NORM>
 DISTMK_FN void sum_rows(Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
   const RowSums<Vector, POST_NORM> sums(context, args, rows, first_row);
-  const auto fitting = static_cast<uint32_t>(sizeof(Shared::stages) / sizeof(float)) / args.k;
+  const auto fitting = static_cast<uint32_t>(overlay_bytes(Overlay::SUMS) / sizeof(float)) / args.k;
   const uint32_t at_once = min(fitting, SUMMED_ROWS);
   mark(Mark::PREPARED);
   if (!context.inputs_ready()) return;
@@ -212,7 +213,7 @@ DISTMK_FN void sum_rows(Context& context, const WideSumArgs& args, const OwnRows
     sums.store(first, end);
   }
 }
-static_assert(2 * SUMMED_ROWS * NUM_WARPS * sizeof(float) <= WORK_BYTES, "");
+static_assert(2 * SUMMED_ROWS * NUM_WARPS * sizeof(float) <= overlay_bytes(Overlay::SQUARES), "");
 
 template <class Vector>
 DISTMK_FN void sum_rows(Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {

@@ -167,6 +167,17 @@ def source_key(architecture: str, own: OwnSources | None = None) -> str:
     return content_key(ingredients, kernel_sources())
 
 
+def compile_command(
+    toolchain: Toolchain, architecture: str, source: Path, virtual: str | None = None, includes: Sequence[Path] = ()
+) -> list[str | Path]:
+    """What compiles `source`, without the name of its output. `virtual`: see `compile_cubin`. `includes`: folders of generated
+    headers, before those of csrc.
+    """
+    code = f"arch={virtual or architecture.replace('sm_', 'compute_')},code={architecture}"
+    folders = [f"-I{folder}" for folder in (*includes, csrc_dir(), toolchain.nvshmem / "include")]
+    return [toolchain.nvcc, *FLAGS, *env.nvcc_flags(), "-Xptxas", "-v", "-gencode", code, "-cubin", *folders, source]
+
+
 def compile_cubin(
     toolchain: Toolchain, architecture: str, folder: Path, virtual: str | None = None, own: OwnSources | None = None
 ) -> Path:
@@ -180,10 +191,8 @@ def compile_cubin(
     source.write_text(translation_unit(own))
     if own:
         own.write(folder)
-    code = f"arch={virtual or architecture.replace('sm_', 'compute_')},code={architecture}"
-    includes = [*([f"-I{folder}"] if own else []), f"-I{csrc_dir()}", f"-I{toolchain.nvshmem / 'include'}"]
-    flags = [*FLAGS, *env.nvcc_flags(), "-Xptxas", "-v", "-gencode", code, "-cubin", *includes]
-    output = run([toolchain.nvcc, *flags, source, "-o", obj], folder, own.bodies if own else ())
+    command = compile_command(toolchain, architecture, source, virtual, [folder] if own else [])
+    output = run([*command, "-o", obj], folder, own.bodies if own else ())
     library = [f"-L{toolchain.nvshmem / 'lib'}", "-lnvshmem_device"]
     output += run([toolchain.nvlink, "-v", f"--arch={architecture}", obj, *library, "-o", cubin], folder)
     report = Report(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from distmk.backends.build_cache import cached, content_key, csrc_dir
@@ -26,18 +27,27 @@ FLAGS = (
 NO_LIMIT = 1 << 62
 
 
+def probe_source() -> Path:
+    return csrc_dir() / "tools" / "stream_probe.cu"
+
+
+def compile_command(nvcc: Path, architecture: str, includes: Sequence[Path] = ()) -> list[str | Path]:
+    """What compiles the probe, without the name of its output. `includes`: folders of headers before csrc."""
+    code = f"arch={architecture.replace('sm_', 'compute_')},code={architecture}"
+    folders = [f"-I{folder}" for folder in (*includes, csrc_dir())]
+    return [nvcc, *FLAGS, *folders, "-gencode", code, "-cubin", probe_source()]
+
+
 def build_probe(architecture: str) -> Path:
     """Path of the compiled probe, from the cache if it is there. BuildError: no nvcc, or the cache cannot be written."""
     nvcc, version = find_nvcc()
-    source = csrc_dir() / "tools" / "stream_probe.cu"
 
     def make(scratch: Path) -> Path:
         cubin = scratch / "stream_probe.cubin"
-        code = f"arch={architecture.replace('sm_', 'compute_')},code={architecture}"
-        run([nvcc, *FLAGS, f"-I{csrc_dir()}", "-gencode", code, "-cubin", source, "-o", cubin], scratch)
+        run([*compile_command(nvcc, architecture), "-o", cubin], scratch)
         return cubin
 
-    key = content_key([version, architecture, *FLAGS], [source, *kernel_sources()])
+    key = content_key([version, architecture, *FLAGS], [probe_source(), *kernel_sources()])
     return cached(f"probe-{architecture}", ".cubin", key, make)
 
 

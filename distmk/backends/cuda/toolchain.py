@@ -78,6 +78,14 @@ def find_nvshmem() -> Path:
     raise BuildError(f"no NVSHMEM device library{f' in {given}' if given else ''}: set NVSHMEM_HOME, or {ADVICE}")
 
 
+def cuda_home(nvcc: Path) -> Path:
+    """The folder of CUDA that nvcc compiles with; `nvcc` itself may be a script elsewhere. BuildError: nvcc does not say."""
+    found = re.search(r"^#\$ TOP=(.+)$", run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull]), re.MULTILINE)
+    if found is None:
+        raise BuildError(f"{nvcc} --dryrun names no folder of CUDA; set CUDA_HOME to another one")
+    return Path(found[1].strip()).resolve()
+
+
 def nvshmem_version(root: Path) -> str:
     """Version of the NVSHMEM in `root`, like 3.4.5; `unknown` if its headers do not say."""
     try:

@@ -35,6 +35,8 @@ EMULATOR_FLAGS = (
 )
 
 
+EMULATED_KERNEL = "kernel.cuh"  # the generated header that the emulator includes
+
 # Of a library with registered types: a body that its file does not define is missed when it is linked, and by its name.
 OWN_LINK_FLAGS = ("-shared", "-Wl,-z,defs")
 
@@ -45,6 +47,15 @@ KNOWING_TASK_TYPES = ("interface.cpp", "runtime.cpp", "single_task.cpp")
 def host_sources() -> list[Path]:
     """Sources of the host twin."""
     return sorted((csrc_dir() / "host").rglob("*.cpp"))
+
+
+def emulator_sources() -> list[Path]:
+    """Sources of the emulator alone."""
+    return sorted((csrc_dir() / "emulator").glob("*.cpp"))
+
+
+def emulator_flags() -> list[str]:
+    return [*EMULATOR_FLAGS, f"-I{csrc_dir() / 'emulator' / 'include'}"]
 
 
 def load_runtime(own_types: Sequence[str] = ()) -> ctypes.CDLL:
@@ -95,12 +106,11 @@ def build(extra_flags: Sequence[str] = (), own_types: Sequence[str] = ()) -> Pat
 
 def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None, own_types: Sequence[str] = ()) -> Path:
     """As `build`, for the emulator; or the path of the program `tool` (csrc/tools) linked with it."""
-    folder = csrc_dir() / "emulator"
-    flags = [*EMULATOR_FLAGS, f"-I{folder / 'include'}", *extra_flags]
-    headers = [*(csrc_dir() / "device").rglob("*.cuh"), *folder.rglob("*.h")]
-    sources = [*sorted(folder.glob("*.cpp")), csrc_dir() / "host" / "interface.cpp"]
+    flags = [*emulator_flags(), *extra_flags]
+    headers = [*(csrc_dir() / "device").rglob("*.cuh"), *(csrc_dir() / "emulator").rglob("*.h")]
+    sources = [*emulator_sources(), csrc_dir() / "host" / "interface.cpp"]
     own = own_sources(own_types, "device")
-    kernel = {"kernel.cuh": translation_unit(own)}
+    kernel = {EMULATED_KERNEL: translation_unit(own)}
     if tool is None:
         what = f"the emulator{' with ' if own else ''}{', '.join(own_types)} (once)"
         flags += OWN_LINK_FLAGS if own else ["-shared"]
@@ -163,6 +173,11 @@ def _cpu_flags() -> str:
     return next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
 
 
+def compile_command(compiler: str, flags: Sequence[str], source: Path, generated: Path) -> list[str]:
+    """What compiles `source`, without the name of its output. A header in the folder `generated` stands in for that of csrc."""
+    return [compiler, *flags, f"-I{generated}", f"-I{csrc_dir()}", "-c", str(source)]
+
+
 def _compile(
     compiler: str,
     flags: Sequence[str],
@@ -172,9 +187,9 @@ def _compile(
     own_files: Sequence[Path],
 ) -> Path:
     made = [f"{scratch}/{index}.o" for index in range(len(sources))]
-    includes = [f"-I{scratch}", f"-I{csrc_dir()}"]  # a generated abi.h stands in for that of csrc
     compile_each = [
-        [compiler, *flags, *includes, "-c", str(source), "-o", each] for source, each in zip(sources, made, strict=True)
+        [*compile_command(compiler, flags, source, scratch), "-o", each]
+        for source, each in zip(sources, made, strict=True)
     ]
     linked = scratch / "linked"
     link = [compiler, *flags, *made, *map(str, objects), "-o", str(linked)]

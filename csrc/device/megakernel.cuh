@@ -1,5 +1,5 @@
 // The kernel: one launch per GPU for a whole generation. Each CTA but perhaps the last is a worker on an SM of its own.
-// Its warps have roles, each in a file of its own:
+// Its warps have roles, each in a file of its own under core/; operators.cuh says what operators do in them:
 //   warps 0-7  consumers.cuh   run the task bodies
 //   warp 8     loader.cuh      streams weights through the pipeline, never waits for an event
 //   warp 9     dispatcher.cuh  polls the events of the next task while one runs, and issues tasks to the consumers
@@ -12,12 +12,12 @@
 #include <cstddef>
 #include <new>
 
+#include "device/comm/nvshmem.cuh"
 #include "device/core/consumers.cuh"
-#include "device/core/dispatcher.cuh"
-#include "device/core/loader.cuh"
 #include "device/core/scheduler.cuh"
 #include "device/core/signaler.cuh"
 #include "device/core/worker_index.cuh"
+#include "device/operators.cuh"
 #include "runtime/program_choice.h"
 
 namespace distmk {
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
     distmk_megakernel(const distmk::LaunchParams* launch) {
   using namespace distmk;
   Shared& s = shared();
-  const RankState& state = *reinterpret_cast<const RankState*>(s.state_memory);
+  const RankState& state = own_rank_state();
   check_shared();
   if (threadIdx.x == 0) {
     begin_launch(launch);
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   if (!is_worker || role == SCHEDULER) {
     const uint32_t id = is_worker ? block : role;
     // In the schedulers' own CTA the pipeline is unused, so its stages hold their tasks.
-    TaskSlot* slots = is_worker ? s.scheduled : reinterpret_cast<TaskSlot*>(s.stages) + 2 * role;
+    TaskSlot* slots = is_worker ? s.scheduled : shared().at<Overlay::SCHEDULER_TASKS, TaskSlot>() + 2 * role;
     do {
       if (is_worker == schedulers_in_workers && id < num_schedulers && !s.dispatcher_schedules)
         scheduler_loop(state, id, warp, slots);

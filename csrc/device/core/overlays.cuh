@@ -1,0 +1,136 @@
+// Who has which bytes of a worker's shared memory, and when. Three regions of it are used for something else in each
+// phase of a worker; what lies in them then is an overlay, and every use of the regions goes through this table
+// (csrc/README.md shows it).
+#pragma once
+#include "device/core/task_queue.cuh"
+
+namespace distmk {
+
+// Floats from one token to the next in a warp's partial sums: the rows of an M block, padded against bank conflicts.
+constexpr uint32_t PARTIAL_SUM_STRIDE = 68;
+static_assert(PARTIAL_SUM_STRIDE >= M_BLOCK, "");
+constexpr uint32_t STAGES_BYTES = NUM_STAGES * STAGE_BYTES, WORK_BYTES = 8192,
+                   SCRATCH_BYTES = NUM_WARPS * N_TILE * PARTIAL_SUM_STRIDE * sizeof(float),
+                   BODY_BYTES = WORK_BYTES + SCRATCH_BYTES;
+
+struct Region {
+  uint32_t begin, bytes;
+};
+namespace regions {
+constexpr Region STAGES = {0, STAGES_BYTES}, WORK = {STAGES_BYTES, WORK_BYTES},
+                 SCRATCH = {STAGES_BYTES + WORK_BYTES, SCRATCH_BYTES};
+constexpr Region BODY = {WORK.begin, BODY_BYTES};  // work and scratch
+}  // namespace regions
+
+// What the consumers of a worker run, as a bit each. Overlays of one phase have no byte in common.
+enum Phase : uint32_t {
+  GEMV = 1 << 0,    // a slab by one token
+  SLAB = 1 << 1,    // a slab by several tokens
+  HEAD = 1 << 2,    // a slab of the head, whose best tokens are kept
+  ARGMAX = 1 << 3,  // the end of such a slab, when its sums are complete
+  SPLIT = 1 << 4,   // attention of a split
+  SAMPLING = 1 << 5,
+  PRODUCT = 1 << 6,     // a whole matrix in jobs
+  APPEND = 1 << 7,      // keys and values of an iteration's rows
+  BLOCK_JOB = 1 << 8,   // attention of a block of queries
+  ROW_JOBS = 1 << 9,    // attention of runs with few queries
+  ROW_SUM = 1 << 10,    // of an all-reduce, by rows
+  OWN_BODY = 1 << 11,   // a body of a registered type
+  SCHEDULERS = 1 << 12  // no consumers: the CTA of the schedulers
+};
+constexpr uint32_t SLABS = GEMV | SLAB | HEAD | ARGMAX, LAYERS = PRODUCT | APPEND | BLOCK_JOB | ROW_JOBS | ROW_SUM;
+
+constexpr uint32_t PAGES_BYTES = 8192, SCHEDULE_BYTES = 20 * MAX_SEQUENCES + 48;
+
+// Each overlay: what lies there; its name, region, first byte in it, size in bytes and phases.
+#define DISTMK_OVERLAYS(X)                                                                      \
+  /* weights, or keys and values of a split, by stage: loader to consumers */                   \
+  X(PIPELINE_STAGES, STAGES, 0, STAGES_BYTES, SLABS | SPLIT | SAMPLING | OWN_BODY)              \
+  /* input vector */                                                                            \
+  X(GEMV_INPUT, WORK, 0, WORK_BYTES, GEMV)                                                      \
+  /* best token of each thread, by row */                                                       \
+  X(THREAD_CANDIDATES, WORK, 0, WORK_BYTES, HEAD | ARGMAX)                                      \
+  /* sums of each warp, two rounds of half as many tokens or one */                             \
+  X(PARTIAL_SUMS, SCRATCH, 0, SCRATCH_BYTES, GEMV | SLAB | HEAD)                                \
+  /* best token of each warp, by row */                                                         \
+  X(WARP_CANDIDATES, SCRATCH, 0, SCRATCH_BYTES, ARGMAX)                                         \
+  /* new keys and values, queries, partials of each warp */                                     \
+  X(SPLIT_ROWS, BODY, 0, BODY_BYTES, SPLIT)                                                     \
+  /* `SamplingMemory` */                                                                        \
+  X(SAMPLER, BODY, 0, BODY_BYTES, SAMPLING)                                                     \
+  /* rings of weights and activations: loader to consumers; in turn with them a job's output */ \
+  X(PRODUCT_RINGS, STAGES, 0, STAGES_BYTES, PRODUCT)                                            \
+  /* what a warp without weights multiplies: anything */                                        \
+  X(NO_WEIGHTS, WORK, 0, WORK_BYTES, PRODUCT)                                                   \
+  /* `Rings`: barriers, plans and output features of jobs; loader and consumers */              \
+  X(RING_STATE, SCRATCH, 0, SCRATCH_BYTES - SCHEDULE_BYTES, PRODUCT)                            \
+  /* `AttentionSchedule`, from an iteration's first attention to its last */                    \
+  X(SCHEDULE, SCRATCH, SCRATCH_BYTES - SCHEDULE_BYTES, SCHEDULE_BYTES, LAYERS)                  \
+  /* queries, keys, values and RoPE of rows */                                                  \
+  X(APPENDED_HEADS, STAGES, 0, STAGES_BYTES, APPEND)                                            \
+  /* `AppendState` */                                                                           \
+  X(APPEND_STATE, WORK, 0, WORK_BYTES, APPEND)                                                  \
+  /* `AttentionPlan` */                                                                         \
+  X(PLAN, WORK, 0, WORK_BYTES, BLOCK_JOB | ROW_JOBS)                                            \
+  /* buffers of keys and values; behind them queries, or partials of ways */                    \
+  X(KV_BUFFERS, STAGES, 0, STAGES_BYTES - PAGES_BYTES, BLOCK_JOB)                               \
+  /* cache rows of pages */                                                                     \
+  X(PAGES, STAGES, STAGES_BYTES - PAGES_BYTES, PAGES_BYTES, BLOCK_JOB)                          \
+  /* a ring of keys and values, and an accumulator in it, of each warp */                       \
+  X(ROW_RINGS, STAGES, 0, STAGES_BYTES, ROW_JOBS)                                               \
+  /* sums of rows */                                                                            \
+  X(SUMS, STAGES, 0, STAGES_BYTES, ROW_SUM)                                                     \
+  /* sums of squares of each warp, by row */                                                    \
+  X(SQUARES, WORK, 0, WORK_BYTES, ROW_SUM)                                                      \
+  /* what the body likes */                                                                     \
+  X(OWN_WORK, WORK, 0, WORK_BYTES, OWN_BODY)                                                    \
+  /* tasks that each scheduler holds */                                                         \
+  X(SCHEDULER_TASKS, STAGES, 0, 2 * MAX_OWN_SCHEDULERS * sizeof(TaskSlot), SCHEDULERS)
+
+enum class Overlay : uint32_t {
+#define DISTMK_NAME(name, region, begin, bytes, phases) name,
+  DISTMK_OVERLAYS(DISTMK_NAME)
+#undef DISTMK_NAME
+};
+
+struct OverlayPlace {
+  Region region;
+  uint32_t begin, bytes, phases;
+
+  constexpr uint32_t first_byte() const { return region.begin + begin; }  // of shared memory
+  constexpr bool fits() const { return begin + bytes <= region.bytes; }
+  constexpr bool collides_with(const OverlayPlace& other) const {
+    return (phases & other.phases) && first_byte() < other.first_byte() + other.bytes &&
+           other.first_byte() < first_byte() + bytes;
+  }
+};
+constexpr OverlayPlace OVERLAY_PLACES[] = {
+#define DISTMK_PLACE(name, region, begin, bytes, phases) {regions::region, begin, bytes, phases},
+    DISTMK_OVERLAYS(DISTMK_PLACE)
+#undef DISTMK_PLACE
+};
+constexpr const OverlayPlace& place_of(Overlay overlay) { return OVERLAY_PLACES[static_cast<uint32_t>(overlay)]; }
+constexpr uint32_t overlay_bytes(Overlay overlay) { return place_of(overlay).bytes; }
+
+constexpr bool overlays_fit() {
+  for (const OverlayPlace& place : OVERLAY_PLACES)
+    if (!place.fits()) return false;
+  return true;
+}
+constexpr bool overlays_collide() {
+  for (const OverlayPlace& a : OVERLAY_PLACES)
+    for (const OverlayPlace& b : OVERLAY_PLACES)
+      if (&a != &b && a.collides_with(b)) return true;
+  return false;
+}
+static_assert(overlays_fit(), "an overlay is larger than its region");
+static_assert(!overlays_collide(), "overlays of one phase have bytes in common");
+
+// Where an overlay lies, in constants.
+template <Overlay WHAT>
+struct PlaceOf {
+  static constexpr uint32_t REGION = place_of(WHAT).region.begin, BEGIN = place_of(WHAT).begin,
+                            FIRST_BYTE = REGION + BEGIN, BYTES = place_of(WHAT).bytes;
+};
+
+}  // namespace distmk
