@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 1856400790975349890ull;
+constexpr uint64_t ABI_HASH = 15609320870310620689ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -1084,7 +1084,7 @@ struct WideLinearArgs {
   uint32_t tiled;
   uint32_t sampled;  // sampled rows at most, if x has no others; 0: x has all rows
   float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
-  uint32_t pad;
+  float scale;  // of x @ weight.T, host only; 0: none
 };
 static_assert(sizeof(WideLinearArgs) == 96);
 static_assert(offsetof(WideLinearArgs, x) == 0);
@@ -1105,7 +1105,7 @@ static_assert(offsetof(WideLinearArgs, slot) == 76);
 static_assert(offsetof(WideLinearArgs, tiled) == 80);
 static_assert(offsetof(WideLinearArgs, sampled) == 84);
 static_assert(offsetof(WideLinearArgs, softcap) == 88);
-static_assert(offsetof(WideLinearArgs, pad) == 92);
+static_assert(offsetof(WideLinearArgs, scale) == 92);
 
 struct WideAppendArgs {
   uint64_t qkv;  // bf16 [WIDE_ROWS, qkv_stride], before norm and RoPE
@@ -1231,8 +1231,9 @@ struct WideSumArgs {
   uint64_t post_norm;  // f32 [k]; 0: none
   uint32_t unnormalized;  // 1: out is x itself
   uint32_t pad;
+  uint64_t input_norm;  // f32 [k], host only; 0: none
 };
-static_assert(sizeof(WideSumArgs) == 80);
+static_assert(sizeof(WideSumArgs) == 88);
 static_assert(offsetof(WideSumArgs, parts) == 0);
 static_assert(offsetof(WideSumArgs, x) == 8);
 static_assert(offsetof(WideSumArgs, out) == 16);
@@ -1248,6 +1249,7 @@ static_assert(offsetof(WideSumArgs, eps) == 60);
 static_assert(offsetof(WideSumArgs, post_norm) == 64);
 static_assert(offsetof(WideSumArgs, unnormalized) == 72);
 static_assert(offsetof(WideSumArgs, pad) == 76);
+static_assert(offsetof(WideSumArgs, input_norm) == 80);
 
 struct SelectRowsArgs {
   uint64_t x;  // activations of k columns

@@ -139,6 +139,8 @@ struct Grid {
   }
 };
 
+float scale_of(const WideLinearArgs& args) { return args.scale != 0.0f ? args.scale : 1.0f; }
+
 void multiply_all(Context& context, const WideLinearArgs& args, uint32_t num_rows) {
   const bool is_parts = static_cast<Epilogue>(args.epilogue) == Epilogue::PARTS;
   const uint32_t per_rank = rows_per_rank(num_rows, context.num_ranks());
@@ -155,7 +157,7 @@ void multiply_all(Context& context, const WideLinearArgs& args, uint32_t num_row
     const uint32_t part = index % shares, split = index / shares;
     const Range blocks = share(ceil_div(args.k, WIDE_COLS), split, args.num_splits);  // splits have whole ones
     const auto store = [&](const Sums& sums) __attribute__((always_inline)) {
-      sums.finish(weights, 1.0f, split == 0);
+      sums.finish(weights, scale_of(args), split == 0);
       if (!is_parts) return sums.round_to(rounded + uint64_t{sums.row} * args.out_stride + sums.first);
       float* out = parts[sums.row / per_rank] + uint64_t{sums.row % per_rank} * args.out_stride;
       memcpy(out + uint64_t{args.slot + split} * args.num_rows + sums.first, sums.values, sums.count * sizeof(float));
@@ -179,7 +181,7 @@ void multiply_sampled(Context& context, const WideLinearArgs& args, uint32_t num
     }
     packed.finish();
     multiply_few(weights, share(args.num_rows, index, shares), packed, [&](const Sums& sums) {
-      sums.finish(weights, 1.0f, true);
+      sums.finish(weights, scale_of(args), true);
       softcap_row(sums.values, sums.count, args.softcap);
       memcpy(context.at<float>(args.out) + uint64_t{sums.row} * args.out_stride + sums.first, sums.values,
              sums.count * sizeof(float));

@@ -89,6 +89,7 @@ void body_wide_sum(Context& context, const WideSumArgs& args) {
     }
     const float scale = args.unnormalized ? 1.0f : over_rms(x, k, args.eps);
     for (uint32_t i = 0; i < k; ++i) sum[i] = x[i] * scale;
+    if (const float* norm = context.at<float>(args.input_norm)) multiply_row(sum, norm, k);
     simd::to_bf16(rounded, sum, k);
     for (uint32_t rank = 0; rank < args.num_ranks; ++rank) {
       auto* out = on_rank<uint16_t>(context, rank, args.out);

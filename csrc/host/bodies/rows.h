@@ -12,6 +12,9 @@ inline float over_rms(const float* x, uint32_t n, float eps) { return over_rms(s
 inline void add_row(float* __restrict out, const float* __restrict x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] += x[i];
 }
+inline void multiply_row(float* __restrict out, const float* __restrict x, uint32_t n) {
+  for (uint32_t i = 0; i < n; ++i) out[i] *= x[i];
+}
 // out += x * scale * weight: what a norm behind a projection adds.
 inline void add_normalized(float* __restrict out, const float* __restrict x, float scale, const float* weight,
                            uint32_t n) {
