@@ -31,7 +31,7 @@ from distmk.lower.products import (
 )
 from distmk.lower.scheduler import emit_scheduler_step
 from distmk.model.operators import Embedding, Head, Mlp, Model, Operator, SelfAttention
-from distmk.tasks import ArgmaxRows, SelectRows, WideAppend, WideAttention, WideEmbed, WideLinear, WideSum
+from distmk.tasks import AppendKv, ArgmaxRows, AttentionJobs, EmbedRows, LinearJobs, ReduceRows, SelectRows
 
 
 def emit_jobs(graph: Graph, model: Model, plan: WorkPlan, bucket: Bucket) -> None:
@@ -82,7 +82,7 @@ class _Emitter:
         """scale * table[token]: a rank that does not have the token adds zeros."""
         for rank, table in enumerate(embedding_tables(self.graph, self.plan, op)):
             self.graph.add(
-                WideEmbed(
+                EmbedRows(
                     rank=rank,
                     op="embed",
                     table=table,
@@ -97,7 +97,7 @@ class _Emitter:
         """A column-parallel product on all ranks."""
         for rank, shape in enumerate(self.plan.shapes):
             self.graph.add(
-                WideLinear(
+                LinearJobs(
                     rank=rank,
                     op=product.name,
                     x=x.at(rank),
@@ -115,7 +115,7 @@ class _Emitter:
         """The terms of a row-parallel product, in the slots of the ranks."""
         for rank in self.plan.ranks:
             self.graph.add(
-                WideLinear(
+                LinearJobs(
                     rank=rank,
                     op=product.name,
                     x=x.at(rank),
@@ -142,7 +142,7 @@ class _Emitter:
         shape, buffers = self.plan.shapes[rank], self.buffers
         k_cache, v_cache = buffers.caches[op.layer]
         self.graph.add(
-            WideAppend(
+            AppendKv(
                 rank=rank,
                 op=f"{op.name}.append",
                 shape=shape,
@@ -163,7 +163,7 @@ class _Emitter:
         shape, buffers = self.plan.shape_of(op, rank), self.buffers
         k_cache, v_cache = buffers.caches[op.layer]
         self.graph.add(
-            WideAttention(
+            AttentionJobs(
                 rank=rank,
                 op=f"{op.name}.attention",
                 shape=shape,
@@ -184,7 +184,7 @@ class _Emitter:
         norms = post_norms(self.graph, self.plan, op) if op else (None,) * self.graph.num_ranks
         for rank, post_norm in enumerate(norms):
             self.graph.add(
-                WideSum(
+                ReduceRows(
                     rank=rank,
                     op=f"{name}.reduce",
                     parts=self.buffers.parts.at(rank),
@@ -226,7 +226,7 @@ class _Emitter:
             )
         )
         self.graph.add(
-            WideLinear(
+            LinearJobs(
                 rank=rank,
                 op="head",
                 x=sampled_x,
