@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 15609320870310620689ull;
+constexpr uint64_t ABI_HASH = 12711226160808424126ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -14,9 +14,9 @@ constexpr uint32_t MAX_SEQUENCES = 128u;
 constexpr uint32_t EVENTS_PER_ROW = 3u;
 constexpr uint32_t MAX_PROGRAMS = 6u;
 constexpr uint32_t ENDS_TURN = 2u;
-constexpr uint32_t WIDE_ROWS = 512u;
-constexpr uint32_t WIDE_COLS = 64u;
-constexpr uint32_t MAX_WIDE_SPLITS = 2u;
+constexpr uint32_t MAX_BUCKET_ROWS = 512u;
+constexpr uint32_t ACTIVATION_BLOCK_COLS = 64u;
+constexpr uint32_t MAX_K_SPLITS = 2u;
 constexpr uint32_t MAX_RANKS = 64u;
 constexpr uint32_t EVENT_STRIDE_BYTES = 64u;
 constexpr uint32_t TASK_ARGS_BYTES = 160u;
@@ -198,8 +198,8 @@ struct Batch {
   uint32_t num_runs;
   uint16_t stop;
   uint16_t num_reset_rows;
-  uint16_t num_wide_rows;
-  uint16_t num_wide_runs;
+  uint16_t num_job_rows;
+  uint16_t num_job_runs;
   BatchRun runs[16];  // The first run is next to the counts: batch 1 reads both, one after the other.
   BatchRow rows[16];
 };
@@ -208,24 +208,24 @@ static_assert(offsetof(Batch, num_rows) == 0);
 static_assert(offsetof(Batch, num_runs) == 4);
 static_assert(offsetof(Batch, stop) == 8);
 static_assert(offsetof(Batch, num_reset_rows) == 10);
-static_assert(offsetof(Batch, num_wide_rows) == 12);
-static_assert(offsetof(Batch, num_wide_runs) == 14);
+static_assert(offsetof(Batch, num_job_rows) == 12);
+static_assert(offsetof(Batch, num_job_runs) == 14);
 static_assert(offsetof(Batch, runs) == 16);
 static_assert(offsetof(Batch, rows) == 272);
 
-struct WideBatch {
+struct JobBatch {
   Batch batch;
   BatchRow rows[128];
   BatchRun runs[128];
   uint32_t sampled[128];
   int32_t tokens[512];
 };
-static_assert(sizeof(WideBatch) == 7184);
-static_assert(offsetof(WideBatch, batch) == 0);
-static_assert(offsetof(WideBatch, rows) == 528);
-static_assert(offsetof(WideBatch, runs) == 2576);
-static_assert(offsetof(WideBatch, sampled) == 4624);
-static_assert(offsetof(WideBatch, tokens) == 5136);
+static_assert(sizeof(JobBatch) == 7184);
+static_assert(offsetof(JobBatch, batch) == 0);
+static_assert(offsetof(JobBatch, rows) == 528);
+static_assert(offsetof(JobBatch, runs) == 2576);
+static_assert(offsetof(JobBatch, sampled) == 4624);
+static_assert(offsetof(JobBatch, tokens) == 5136);
 
 struct Candidate {
   float value;
@@ -956,7 +956,7 @@ struct SchedulerStepArgs {
   uint32_t max_positions;
   uint32_t program;  // number of this one
   uint32_t num_programs;
-  uint16_t max_rows[6];  // Token rows of an iteration of each program, in ascending order; more than MAX_ROWS: its batch is a WideBatch.
+  uint16_t max_rows[6];  // Token rows of an iteration of each program, in ascending order; more than MAX_ROWS: its batch is a JobBatch.
   uint32_t pad;
 };
 static_assert(sizeof(SchedulerStepArgs) == 152);
@@ -997,7 +997,7 @@ struct SendLogitsArgs {
   uint32_t num_cols;
   uint32_t stride;  // elements
   uint32_t num_rows;  // of the logits
-  uint32_t wide;  // 1: the batch is a WideBatch
+  uint32_t job_batch;  // 1: the batch is a JobBatch
 };
 static_assert(sizeof(SendLogitsArgs) == 32);
 static_assert(offsetof(SendLogitsArgs, logits) == 0);
@@ -1005,7 +1005,7 @@ static_assert(offsetof(SendLogitsArgs, batch) == 8);
 static_assert(offsetof(SendLogitsArgs, num_cols) == 16);
 static_assert(offsetof(SendLogitsArgs, stride) == 20);
 static_assert(offsetof(SendLogitsArgs, num_rows) == 24);
-static_assert(offsetof(SendLogitsArgs, wide) == 28);
+static_assert(offsetof(SendLogitsArgs, job_batch) == 28);
 
 struct CountTokensArgs {
   uint64_t slots;  // SlotSampling [num_slots]
@@ -1015,7 +1015,7 @@ struct CountTokensArgs {
   uint32_t vocab;
   uint32_t tables_bytes;
   uint32_t num_slots;
-  uint32_t wide;  // 1: the batch is a WideBatch
+  uint32_t job_batch;  // 1: the batch is a JobBatch
 };
 static_assert(sizeof(CountTokensArgs) == 48);
 static_assert(offsetof(CountTokensArgs, slots) == 0);
@@ -1025,7 +1025,7 @@ static_assert(offsetof(CountTokensArgs, batch) == 24);
 static_assert(offsetof(CountTokensArgs, vocab) == 32);
 static_assert(offsetof(CountTokensArgs, tables_bytes) == 36);
 static_assert(offsetof(CountTokensArgs, num_slots) == 40);
-static_assert(offsetof(CountTokensArgs, wide) == 44);
+static_assert(offsetof(CountTokensArgs, job_batch) == 44);
 
 struct SampleRowArgs {
   uint64_t logits;  // f32 [num_rows, num_ranks, section_stride]
@@ -1044,7 +1044,7 @@ struct SampleRowArgs {
   uint32_t tables_bytes;
   uint32_t num_rows;
   uint32_t num_slots;
-  uint32_t wide;  // 1: the batch is a WideBatch
+  uint32_t job_batch;  // 1: the batch is a JobBatch
 };
 static_assert(sizeof(SampleRowArgs) == 104);
 static_assert(offsetof(SampleRowArgs, logits) == 0);
@@ -1063,10 +1063,10 @@ static_assert(offsetof(SampleRowArgs, section_stride) == 84);
 static_assert(offsetof(SampleRowArgs, tables_bytes) == 88);
 static_assert(offsetof(SampleRowArgs, num_rows) == 92);
 static_assert(offsetof(SampleRowArgs, num_slots) == 96);
-static_assert(offsetof(SampleRowArgs, wide) == 100);
+static_assert(offsetof(SampleRowArgs, job_batch) == 100);
 
-struct WideLinearArgs {
-  uint64_t x;  // activations of k columns (distmk/tasks/wide.py)
+struct LinearJobsArgs {
+  uint64_t x;  // activations of k columns (distmk/tasks/activations.py)
   uint64_t weight;  // bf16 [num_rows, k_pitch], packed in tiles if `tiled`
   uint64_t bias;  // f32 [num_rows]; 0: none
   uint64_t out;
@@ -1086,30 +1086,30 @@ struct WideLinearArgs {
   float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
   float scale;  // of x @ weight.T, host only; 0: none
 };
-static_assert(sizeof(WideLinearArgs) == 96);
-static_assert(offsetof(WideLinearArgs, x) == 0);
-static_assert(offsetof(WideLinearArgs, weight) == 8);
-static_assert(offsetof(WideLinearArgs, bias) == 16);
-static_assert(offsetof(WideLinearArgs, out) == 24);
-static_assert(offsetof(WideLinearArgs, batch) == 32);
-static_assert(offsetof(WideLinearArgs, k) == 40);
-static_assert(offsetof(WideLinearArgs, k_pitch) == 44);
-static_assert(offsetof(WideLinearArgs, num_rows) == 48);
-static_assert(offsetof(WideLinearArgs, num_slabs) == 52);
-static_assert(offsetof(WideLinearArgs, num_reduced) == 56);
-static_assert(offsetof(WideLinearArgs, reduced_rows) == 60);
-static_assert(offsetof(WideLinearArgs, out_stride) == 64);
-static_assert(offsetof(WideLinearArgs, epilogue) == 68);
-static_assert(offsetof(WideLinearArgs, num_splits) == 72);
-static_assert(offsetof(WideLinearArgs, slot) == 76);
-static_assert(offsetof(WideLinearArgs, tiled) == 80);
-static_assert(offsetof(WideLinearArgs, sampled) == 84);
-static_assert(offsetof(WideLinearArgs, softcap) == 88);
-static_assert(offsetof(WideLinearArgs, scale) == 92);
+static_assert(sizeof(LinearJobsArgs) == 96);
+static_assert(offsetof(LinearJobsArgs, x) == 0);
+static_assert(offsetof(LinearJobsArgs, weight) == 8);
+static_assert(offsetof(LinearJobsArgs, bias) == 16);
+static_assert(offsetof(LinearJobsArgs, out) == 24);
+static_assert(offsetof(LinearJobsArgs, batch) == 32);
+static_assert(offsetof(LinearJobsArgs, k) == 40);
+static_assert(offsetof(LinearJobsArgs, k_pitch) == 44);
+static_assert(offsetof(LinearJobsArgs, num_rows) == 48);
+static_assert(offsetof(LinearJobsArgs, num_slabs) == 52);
+static_assert(offsetof(LinearJobsArgs, num_reduced) == 56);
+static_assert(offsetof(LinearJobsArgs, reduced_rows) == 60);
+static_assert(offsetof(LinearJobsArgs, out_stride) == 64);
+static_assert(offsetof(LinearJobsArgs, epilogue) == 68);
+static_assert(offsetof(LinearJobsArgs, num_splits) == 72);
+static_assert(offsetof(LinearJobsArgs, slot) == 76);
+static_assert(offsetof(LinearJobsArgs, tiled) == 80);
+static_assert(offsetof(LinearJobsArgs, sampled) == 84);
+static_assert(offsetof(LinearJobsArgs, softcap) == 88);
+static_assert(offsetof(LinearJobsArgs, scale) == 92);
 
-struct WideAppendArgs {
-  uint64_t qkv;  // bf16 [WIDE_ROWS, qkv_stride], before norm and RoPE
-  uint64_t q;  // bf16 [WIDE_ROWS, q_stride]
+struct AppendKvArgs {
+  uint64_t qkv;  // bf16 [MAX_BUCKET_ROWS, qkv_stride], before norm and RoPE
+  uint64_t q;  // bf16 [MAX_BUCKET_ROWS, q_stride]
   uint64_t q_norm;  // f32 [head_dim]; 0: none
   uint64_t k_norm;
   uint64_t rope;  // f32 [num_positions, head_dim]
@@ -1130,31 +1130,31 @@ struct WideAppendArgs {
   uint32_t num_slots;
   uint32_t pad;
 };
-static_assert(sizeof(WideAppendArgs) == 120);
-static_assert(offsetof(WideAppendArgs, qkv) == 0);
-static_assert(offsetof(WideAppendArgs, q) == 8);
-static_assert(offsetof(WideAppendArgs, q_norm) == 16);
-static_assert(offsetof(WideAppendArgs, k_norm) == 24);
-static_assert(offsetof(WideAppendArgs, rope) == 32);
-static_assert(offsetof(WideAppendArgs, k_cache) == 40);
-static_assert(offsetof(WideAppendArgs, v_cache) == 48);
-static_assert(offsetof(WideAppendArgs, page_table) == 56);
-static_assert(offsetof(WideAppendArgs, batch) == 64);
-static_assert(offsetof(WideAppendArgs, num_q) == 72);
-static_assert(offsetof(WideAppendArgs, num_kv) == 76);
-static_assert(offsetof(WideAppendArgs, head_dim) == 80);
-static_assert(offsetof(WideAppendArgs, page_size) == 84);
-static_assert(offsetof(WideAppendArgs, max_pages) == 88);
-static_assert(offsetof(WideAppendArgs, num_pages) == 92);
-static_assert(offsetof(WideAppendArgs, num_positions) == 96);
-static_assert(offsetof(WideAppendArgs, qkv_stride) == 100);
-static_assert(offsetof(WideAppendArgs, q_stride) == 104);
-static_assert(offsetof(WideAppendArgs, eps) == 108);
-static_assert(offsetof(WideAppendArgs, num_slots) == 112);
-static_assert(offsetof(WideAppendArgs, pad) == 116);
+static_assert(sizeof(AppendKvArgs) == 120);
+static_assert(offsetof(AppendKvArgs, qkv) == 0);
+static_assert(offsetof(AppendKvArgs, q) == 8);
+static_assert(offsetof(AppendKvArgs, q_norm) == 16);
+static_assert(offsetof(AppendKvArgs, k_norm) == 24);
+static_assert(offsetof(AppendKvArgs, rope) == 32);
+static_assert(offsetof(AppendKvArgs, k_cache) == 40);
+static_assert(offsetof(AppendKvArgs, v_cache) == 48);
+static_assert(offsetof(AppendKvArgs, page_table) == 56);
+static_assert(offsetof(AppendKvArgs, batch) == 64);
+static_assert(offsetof(AppendKvArgs, num_q) == 72);
+static_assert(offsetof(AppendKvArgs, num_kv) == 76);
+static_assert(offsetof(AppendKvArgs, head_dim) == 80);
+static_assert(offsetof(AppendKvArgs, page_size) == 84);
+static_assert(offsetof(AppendKvArgs, max_pages) == 88);
+static_assert(offsetof(AppendKvArgs, num_pages) == 92);
+static_assert(offsetof(AppendKvArgs, num_positions) == 96);
+static_assert(offsetof(AppendKvArgs, qkv_stride) == 100);
+static_assert(offsetof(AppendKvArgs, q_stride) == 104);
+static_assert(offsetof(AppendKvArgs, eps) == 108);
+static_assert(offsetof(AppendKvArgs, num_slots) == 112);
+static_assert(offsetof(AppendKvArgs, pad) == 116);
 
-struct WideAttentionArgs {
-  uint64_t q;  // bf16 [WIDE_ROWS, q_stride], rotated
+struct AttentionJobsArgs {
+  uint64_t q;  // bf16 [MAX_BUCKET_ROWS, q_stride], rotated
   uint64_t k_cache;  // bf16 [page, kv head, position in page, head_dim]
   uint64_t v_cache;
   uint64_t page_table;  // i32 [slot, max_pages]
@@ -1175,29 +1175,29 @@ struct WideAttentionArgs {
   uint32_t window;  // positions that a row sees, its own included
   ScoreArgs scores;
 };
-static_assert(sizeof(WideAttentionArgs) == 112);
-static_assert(offsetof(WideAttentionArgs, q) == 0);
-static_assert(offsetof(WideAttentionArgs, k_cache) == 8);
-static_assert(offsetof(WideAttentionArgs, v_cache) == 16);
-static_assert(offsetof(WideAttentionArgs, page_table) == 24);
-static_assert(offsetof(WideAttentionArgs, out) == 32);
-static_assert(offsetof(WideAttentionArgs, batch) == 40);
-static_assert(offsetof(WideAttentionArgs, num_q) == 48);
-static_assert(offsetof(WideAttentionArgs, num_kv) == 52);
-static_assert(offsetof(WideAttentionArgs, head_dim) == 56);
-static_assert(offsetof(WideAttentionArgs, group) == 60);
-static_assert(offsetof(WideAttentionArgs, q_begin) == 64);
-static_assert(offsetof(WideAttentionArgs, kv_begin) == 68);
-static_assert(offsetof(WideAttentionArgs, page_size) == 72);
-static_assert(offsetof(WideAttentionArgs, max_pages) == 76);
-static_assert(offsetof(WideAttentionArgs, num_pages) == 80);
-static_assert(offsetof(WideAttentionArgs, q_stride) == 84);
-static_assert(offsetof(WideAttentionArgs, tiled) == 88);
-static_assert(offsetof(WideAttentionArgs, num_slots) == 92);
-static_assert(offsetof(WideAttentionArgs, window) == 96);
-static_assert(offsetof(WideAttentionArgs, scores) == 100);
+static_assert(sizeof(AttentionJobsArgs) == 112);
+static_assert(offsetof(AttentionJobsArgs, q) == 0);
+static_assert(offsetof(AttentionJobsArgs, k_cache) == 8);
+static_assert(offsetof(AttentionJobsArgs, v_cache) == 16);
+static_assert(offsetof(AttentionJobsArgs, page_table) == 24);
+static_assert(offsetof(AttentionJobsArgs, out) == 32);
+static_assert(offsetof(AttentionJobsArgs, batch) == 40);
+static_assert(offsetof(AttentionJobsArgs, num_q) == 48);
+static_assert(offsetof(AttentionJobsArgs, num_kv) == 52);
+static_assert(offsetof(AttentionJobsArgs, head_dim) == 56);
+static_assert(offsetof(AttentionJobsArgs, group) == 60);
+static_assert(offsetof(AttentionJobsArgs, q_begin) == 64);
+static_assert(offsetof(AttentionJobsArgs, kv_begin) == 68);
+static_assert(offsetof(AttentionJobsArgs, page_size) == 72);
+static_assert(offsetof(AttentionJobsArgs, max_pages) == 76);
+static_assert(offsetof(AttentionJobsArgs, num_pages) == 80);
+static_assert(offsetof(AttentionJobsArgs, q_stride) == 84);
+static_assert(offsetof(AttentionJobsArgs, tiled) == 88);
+static_assert(offsetof(AttentionJobsArgs, num_slots) == 92);
+static_assert(offsetof(AttentionJobsArgs, window) == 96);
+static_assert(offsetof(AttentionJobsArgs, scores) == 100);
 
-struct WideEmbedArgs {
+struct EmbedRowsArgs {
   uint64_t table;  // bf16 [last_token - first_token, k]
   uint64_t out;  // f32 [owned rows, out_stride], from this rank's slot on
   uint64_t batch;
@@ -1206,16 +1206,16 @@ struct WideEmbedArgs {
   uint32_t first_token;
   uint32_t last_token;
 };
-static_assert(sizeof(WideEmbedArgs) == 40);
-static_assert(offsetof(WideEmbedArgs, table) == 0);
-static_assert(offsetof(WideEmbedArgs, out) == 8);
-static_assert(offsetof(WideEmbedArgs, batch) == 16);
-static_assert(offsetof(WideEmbedArgs, k) == 24);
-static_assert(offsetof(WideEmbedArgs, out_stride) == 28);
-static_assert(offsetof(WideEmbedArgs, first_token) == 32);
-static_assert(offsetof(WideEmbedArgs, last_token) == 36);
+static_assert(sizeof(EmbedRowsArgs) == 40);
+static_assert(offsetof(EmbedRowsArgs, table) == 0);
+static_assert(offsetof(EmbedRowsArgs, out) == 8);
+static_assert(offsetof(EmbedRowsArgs, batch) == 16);
+static_assert(offsetof(EmbedRowsArgs, k) == 24);
+static_assert(offsetof(EmbedRowsArgs, out_stride) == 28);
+static_assert(offsetof(EmbedRowsArgs, first_token) == 32);
+static_assert(offsetof(EmbedRowsArgs, last_token) == 36);
 
-struct WideSumArgs {
+struct ReduceRowsArgs {
   uint64_t parts;  // f32 [owned rows, slots * k]
   uint64_t x;  // f32 [owned rows, k], the residual stream
   uint64_t out;  // activations of k columns
@@ -1233,23 +1233,23 @@ struct WideSumArgs {
   uint32_t pad;
   uint64_t input_norm;  // f32 [k], host only; 0: none
 };
-static_assert(sizeof(WideSumArgs) == 88);
-static_assert(offsetof(WideSumArgs, parts) == 0);
-static_assert(offsetof(WideSumArgs, x) == 8);
-static_assert(offsetof(WideSumArgs, out) == 16);
-static_assert(offsetof(WideSumArgs, batch) == 24);
-static_assert(offsetof(WideSumArgs, k) == 32);
-static_assert(offsetof(WideSumArgs, parts_stride) == 36);
-static_assert(offsetof(WideSumArgs, num_ranks) == 40);
-static_assert(offsetof(WideSumArgs, slots_per_rank) == 44);
-static_assert(offsetof(WideSumArgs, num_splits) == 48);
-static_assert(offsetof(WideSumArgs, add) == 52);
-static_assert(offsetof(WideSumArgs, tiled) == 56);
-static_assert(offsetof(WideSumArgs, eps) == 60);
-static_assert(offsetof(WideSumArgs, post_norm) == 64);
-static_assert(offsetof(WideSumArgs, unnormalized) == 72);
-static_assert(offsetof(WideSumArgs, pad) == 76);
-static_assert(offsetof(WideSumArgs, input_norm) == 80);
+static_assert(sizeof(ReduceRowsArgs) == 88);
+static_assert(offsetof(ReduceRowsArgs, parts) == 0);
+static_assert(offsetof(ReduceRowsArgs, x) == 8);
+static_assert(offsetof(ReduceRowsArgs, out) == 16);
+static_assert(offsetof(ReduceRowsArgs, batch) == 24);
+static_assert(offsetof(ReduceRowsArgs, k) == 32);
+static_assert(offsetof(ReduceRowsArgs, parts_stride) == 36);
+static_assert(offsetof(ReduceRowsArgs, num_ranks) == 40);
+static_assert(offsetof(ReduceRowsArgs, slots_per_rank) == 44);
+static_assert(offsetof(ReduceRowsArgs, num_splits) == 48);
+static_assert(offsetof(ReduceRowsArgs, add) == 52);
+static_assert(offsetof(ReduceRowsArgs, tiled) == 56);
+static_assert(offsetof(ReduceRowsArgs, eps) == 60);
+static_assert(offsetof(ReduceRowsArgs, post_norm) == 64);
+static_assert(offsetof(ReduceRowsArgs, unnormalized) == 72);
+static_assert(offsetof(ReduceRowsArgs, pad) == 76);
+static_assert(offsetof(ReduceRowsArgs, input_norm) == 80);
 
 struct SelectRowsArgs {
   uint64_t x;  // activations of k columns
@@ -1323,7 +1323,7 @@ static_assert(offsetof(PostNormArgs, out_bf16_stride) == 68);
 static_assert(offsetof(PostNormArgs, eps) == 72);
 static_assert(offsetof(PostNormArgs, pad) == 76);
 
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, WIDE_LINEAR = 15, WIDE_APPEND = 16, WIDE_ATTENTION = 17, WIDE_EMBED = 18, WIDE_SUM = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24 };
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24 };
 
 // The traits of a task type that declares none; what they mean is written in distmk/graph/task.py.
 struct DefaultTaskTraits {
@@ -1417,31 +1417,31 @@ struct TaskTraits<TaskType::SAMPLE_ROW> : DefaultTaskTraits {
   static constexpr bool MAY_IDLE = true;
 };
 template <>
-struct TaskTraits<TaskType::WIDE_LINEAR> : DefaultTaskTraits {
-  using Args = WideLinearArgs;
+struct TaskTraits<TaskType::LINEAR_JOBS> : DefaultTaskTraits {
+  using Args = LinearJobsArgs;
   static constexpr bool PREPARES = true;
   static constexpr bool RUNS_SHARES = true;
 };
 template <>
-struct TaskTraits<TaskType::WIDE_APPEND> : DefaultTaskTraits {
-  using Args = WideAppendArgs;
+struct TaskTraits<TaskType::APPEND_KV> : DefaultTaskTraits {
+  using Args = AppendKvArgs;
   static constexpr bool PREPARES = true;
   static constexpr bool RUNS_SHARES = true;
 };
 template <>
-struct TaskTraits<TaskType::WIDE_ATTENTION> : DefaultTaskTraits {
-  using Args = WideAttentionArgs;
+struct TaskTraits<TaskType::ATTENTION_JOBS> : DefaultTaskTraits {
+  using Args = AttentionJobsArgs;
   static constexpr bool PREPARES = true;
   static constexpr bool RUNS_SHARES = true;
 };
 template <>
-struct TaskTraits<TaskType::WIDE_EMBED> : DefaultTaskTraits {
-  using Args = WideEmbedArgs;
+struct TaskTraits<TaskType::EMBED_ROWS> : DefaultTaskTraits {
+  using Args = EmbedRowsArgs;
   static constexpr bool RUNS_SHARES = true;
 };
 template <>
-struct TaskTraits<TaskType::WIDE_SUM> : DefaultTaskTraits {
-  using Args = WideSumArgs;
+struct TaskTraits<TaskType::REDUCE_ROWS> : DefaultTaskTraits {
+  using Args = ReduceRowsArgs;
   static constexpr bool PREPARES = true;
   static constexpr bool RUNS_SHARES = true;
 };
@@ -1494,11 +1494,11 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(12, send_logits, SendLogitsArgs) \
   X(13, count_tokens, CountTokensArgs) \
   X(14, sample_row, SampleRowArgs) \
-  X(15, wide_linear, WideLinearArgs) \
-  X(16, wide_append, WideAppendArgs) \
-  X(17, wide_attention, WideAttentionArgs) \
-  X(18, wide_embed, WideEmbedArgs) \
-  X(19, wide_sum, WideSumArgs) \
+  X(15, linear_jobs, LinearJobsArgs) \
+  X(16, append_kv, AppendKvArgs) \
+  X(17, attention_jobs, AttentionJobsArgs) \
+  X(18, embed_rows, EmbedRowsArgs) \
+  X(19, reduce_rows, ReduceRowsArgs) \
   X(20, select_rows, SelectRowsArgs) \
   X(21, argmax_rows, ArgmaxRowsArgs) \
   X(22, post_norm, PostNormArgs) \
@@ -1513,10 +1513,10 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(7, combine, CombineArgs) \
   X(24, general_attention, AttentionArgs)
 #define DISTMK_TASK_TYPES_PREPARES(X) \
-  X(15, wide_linear, WideLinearArgs) \
-  X(16, wide_append, WideAppendArgs) \
-  X(17, wide_attention, WideAttentionArgs) \
-  X(19, wide_sum, WideSumArgs)
+  X(15, linear_jobs, LinearJobsArgs) \
+  X(16, append_kv, AppendKvArgs) \
+  X(17, attention_jobs, AttentionJobsArgs) \
+  X(19, reduce_rows, ReduceRowsArgs)
 #define DISTMK_TASK_TYPES_RESETS_ROWS(X) \
   X(3, sum, SumArgs) \
   X(4, linear, LinearArgs) \
@@ -1528,11 +1528,11 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(24, general_attention, AttentionArgs)
 #define DISTMK_TASK_TYPES_RUNS_SHARES(X) \
   X(6, attention, AttentionArgs) \
-  X(15, wide_linear, WideLinearArgs) \
-  X(16, wide_append, WideAppendArgs) \
-  X(17, wide_attention, WideAttentionArgs) \
-  X(18, wide_embed, WideEmbedArgs) \
-  X(19, wide_sum, WideSumArgs) \
+  X(15, linear_jobs, LinearJobsArgs) \
+  X(16, append_kv, AppendKvArgs) \
+  X(17, attention_jobs, AttentionJobsArgs) \
+  X(18, embed_rows, EmbedRowsArgs) \
+  X(19, reduce_rows, ReduceRowsArgs) \
   X(20, select_rows, SelectRowsArgs) \
   X(21, argmax_rows, ArgmaxRowsArgs) \
   X(24, general_attention, AttentionArgs)

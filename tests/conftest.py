@@ -32,7 +32,7 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture(scope="module")
-def narrow_iterations() -> Iterator[None]:
+def slab_iterations() -> Iterator[None]:
     """Iterations of at most 16 tokens: a sequence's tokens are then the same bits whatever it shares its iterations with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISTMK_ROW_BUCKETS", "16")

@@ -67,7 +67,7 @@ DISTMK_FN void set_up() {
   for (Flag& number : s.num_slabs) number = {0};
   for (uint32_t& number : s.task_numbers) number = 0;
   s.attention_assignment.init();
-  barrier_init(&s.wide_entered, WARP_ARRIVALS);
+  barrier_init(&s.product_entered, WARP_ARRIVALS);
   s.num_batches = s.attention_schedule = 0;
 }
 

@@ -4,13 +4,13 @@
 #include "device/attention/work_assignment.cuh"
 #include "device/core/dispatcher.cuh"
 #include "device/core/loader.cuh"
-#include "device/wide/loader.cuh"
+#include "device/jobs/loader.cuh"
 
 namespace distmk {
 
 DISTMK_NOINLINE void loader_loop(const RankState& state) {
   Loader loader(shared().pipeline, shared().at<Overlay::PIPELINE_STAGES>(), shared().num_slabs[0]);
-  run_loader(state, loader, attention::InputStream{}, wide::InputStream{});
+  run_loader(state, loader, attention::InputStream{}, jobs::InputStream{});
 }
 
 DISTMK_NOINLINE void dispatcher_loop(const RankState& state, uint32_t worker, const Team warp) {

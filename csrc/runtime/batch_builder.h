@@ -1,14 +1,14 @@
 // Builds the batch of the next iteration: a row for every sequence that decodes, then chunks of prompts.
 #pragma once
+#include "runtime/job_batch.h"
 #include "runtime/page_table.h"
 #include "runtime/program_choice.h"
 #include "runtime/row_tokens.h"
-#include "runtime/wide_batch.h"
 
 namespace distmk {
 
-// Of a wide iteration, `batch` gets the counts; runs and sampled rows go into the WideBatch in the heap, and its tokens
-// follow from them (store_wide_tokens).
+// Of a job iteration, `batch` gets the counts; runs and sampled rows go into the JobBatch in the heap, and its tokens
+// follow from them (store_job_tokens).
 class BatchBuilder {
  public:
   DISTMK_FN BatchBuilder(const Context& context, const SchedulerStepArgs& args, BatcherState& state,
@@ -36,7 +36,7 @@ class BatchBuilder {
   // One row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages. Rows
   // that keep to another program are left out; those that keep to this one come first.
   DISTMK_FN void build(uint32_t program) {
-    wide_ = choice_.is_wide(program) ? context_.at<WideBatch>(choice_.batch(program)) : nullptr;
+    jobs_ = choice_.has_jobs(program) ? context_.at<JobBatch>(choice_.batch(program)) : nullptr;
     num_rows_ = num_runs_ = 0;
     batch_.num_rows = batch_.num_runs = 0;
     max_sampled_ = choice_.max_sampled(program);
@@ -64,8 +64,8 @@ class BatchBuilder {
       const uint32_t num_added = room ? add_run(slot, left < room ? left : room) : 0;
       if (num_added < left) state_.first_slot = static_cast<uint8_t>(slot);  // the next batch continues it first
     }
-    batch_.num_wide_rows = static_cast<uint16_t>(wide_ ? num_rows_ : 0);
-    batch_.num_wide_runs = static_cast<uint16_t>(wide_ ? num_runs_ : 0);
+    batch_.num_job_rows = static_cast<uint16_t>(jobs_ ? num_rows_ : 0);
+    batch_.num_job_runs = static_cast<uint16_t>(jobs_ ? num_runs_ : 0);
   }
   DISTMK_FN uint32_t num_rows() const { return num_rows_; }
 
@@ -79,7 +79,7 @@ class BatchBuilder {
   const Sequences sequences_;
   Batch& batch_;
   PageTable pages_;
-  WideBatch* wide_ = nullptr;
+  JobBatch* jobs_ = nullptr;
   uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
   bool keeps_ = false;                    // whether there are several programs, and rows keep to one of them
@@ -140,17 +140,17 @@ class BatchBuilder {
     return wanted;
   }
 
-  // The next `num_rows` rows of a sequence; fewer if more of them are sampled than a wide batch has room for. Returns
+  // The next `num_rows` rows of a sequence; fewer if more of them are sampled than a job batch has room for. Returns
   // how many.
   DISTMK_FN uint32_t add_run(uint32_t slot, uint32_t num_rows) {
     Sequence& sequence = sequences_[slot];
     const Request& request = request_of(context_.params(), sequence);
     const uint32_t begin = num_rows_, first = sequence.position;
-    if (!wide_)
+    if (!jobs_)
       add_rows(slot, sequence, request, num_rows);
-    else if (!add_wide_rows(slot, sequence, request, num_rows))
+    else if (!add_residual_rows(slot, sequence, request, num_rows))
       return 0;
-    BatchRun& run = wide_ ? wide_->runs[num_runs_++] : batch_.runs[batch_.num_runs++];
+    BatchRun& run = jobs_ ? jobs_->runs[num_runs_++] : batch_.runs[batch_.num_runs++];
     run = {static_cast<int32_t>(begin), static_cast<int32_t>(sequence.position - first), static_cast<int32_t>(slot),
            static_cast<int32_t>(sequence.position)};
     return sequence.position - first;
@@ -165,7 +165,7 @@ class BatchBuilder {
   }
 
   // Page by page, as most rows of a prompt need nothing else of a single thread. Returns whether there is any.
-  DISTMK_FN bool add_wide_rows(uint32_t slot, Sequence& sequence, const Request& request, uint32_t num_rows) {
+  DISTMK_FN bool add_residual_rows(uint32_t slot, Sequence& sequence, const Request& request, uint32_t num_rows) {
     const uint32_t end = sequence.position + num_rows, begin = num_rows_;
     while (sequence.position < end) {
       const RowSample sample = row_sample(request, sequence.position);
@@ -173,7 +173,7 @@ class BatchBuilder {
       pages_.grow(slot, sequence);
       uint32_t count = 1;
       if (sample != RowSample::NONE) {
-        wide_->sampled[batch_.num_rows] = num_rows_;
+        jobs_->sampled[batch_.num_rows] = num_rows_;
         add_row(slot, sequence, sample);
       } else {
         const uint32_t to_page_end = args_.page_size - (sequence.position & (args_.page_size - 1));
@@ -190,20 +190,20 @@ class BatchBuilder {
 
   DISTMK_FN void add_row(uint32_t slot, const Sequence& sequence, RowSample sample) {
     const bool in_prompt = sequence.position < sequence.prompt_len;
-    BatchRow* rows = wide_ ? wide_->rows : batch_.rows;
+    BatchRow* rows = jobs_ ? jobs_->rows : batch_.rows;
     rows[batch_.num_rows++] = {
         in_prompt ? prompt_row(context_.params(), sequence)[sequence.position] : sequence.last_token,
         static_cast<int32_t>(sequence.position), static_cast<int32_t>(slot), static_cast<int32_t>(sample)};
   }
 };
 
-// Fills in the tokens of a wide batch. All threads of the team take a share of the rows.
-DISTMK_FN void store_wide_tokens(const Context& context, const Sequences& sequences, const Batch& batch,
-                                 WideBatch& wide) {
-  for (uint32_t row = context.team.index; row < batch.num_wide_rows; row += context.team.size) {
-    const WideRow found = wide_row(wide, batch.num_wide_runs, row);
+// Fills in the tokens of a job batch. All threads of the team take a share of the rows.
+DISTMK_FN void store_job_tokens(const Context& context, const Sequences& sequences, const Batch& batch,
+                                JobBatch& jobs) {
+  for (uint32_t row = context.team.index; row < batch.num_job_rows; row += context.team.size) {
+    const JobRow found = job_row(jobs, batch.num_job_runs, row);
     const Sequence& sequence = sequences[found.slot];
-    wide.tokens[row] = found.position < sequence.prompt_len ? prompt_row(context.params(), sequence)[found.position]
+    jobs.tokens[row] = found.position < sequence.prompt_len ? prompt_row(context.params(), sequence)[found.position]
                                                             : sequence.last_token;
   }
 }

@@ -83,7 +83,7 @@ class Batcher {
 
   // Returns whether there is a batch.
   DISTMK_FN bool next_batch() {
-    const bool is_near = !batch_.num_wide_rows && sequences_.all_near();
+    const bool is_near = !batch_.num_job_rows && sequences_.all_near();
     const bool same_rows = iteration_ && !state_.tokens_taken && (is_near ? take_tokens<true>() : take_tokens<false>());
     state_.tokens_taken = 1;
     const bool cancelled = read_commands();
@@ -106,20 +106,20 @@ class Batcher {
     return true;
   }
 
-  // The batch of an iteration of `num_rows` is there. Only narrow iterations have Lamport rows to be reset.
+  // The batch of an iteration of `num_rows` is there. Only slab iterations have Lamport rows to be reset.
   DISTMK_FN void begin_iteration(uint32_t num_rows) {
     ++state_.num_iterations;
     if (num_rows > MAX_ROWS) return;
     batch_.num_reset_rows = num_rows < state_.last_rows ? state_.last_rows : static_cast<uint16_t>(num_rows);
-    if (!batch_.num_wide_rows) state_.last_rows = static_cast<uint8_t>(num_rows);
+    if (!batch_.num_job_rows) state_.last_rows = static_cast<uint8_t>(num_rows);
   }
   // Whether the program goes on with an iteration of `num_rows` rows, one of every running sequence.
   DISTMK_FN bool is_for_own(uint32_t num_rows) const {
-    return !batch_.num_wide_rows && num_rows == state_.num_running &&
+    return !batch_.num_job_rows && num_rows == state_.num_running &&
            ProgramChoice(context_, args_).program_for(num_rows) == args_.program;
   }
 
-  // `NEAR`: the batch is narrow, and all its sequences are in the first MAX_ROWS slots. So a GPU knows that they are in
+  // `NEAR`: the iteration is one of slabs, and all its sequences are in the first MAX_ROWS slots. So a GPU knows that they are in
   // shared memory.
   template <bool NEAR>
   DISTMK_FN Sequence& sequence_of(const BatchRow& row) const {
@@ -131,7 +131,7 @@ class Batcher {
   DISTMK_FN int32_t token_of_row(uint32_t index, const BatchRow& row) const {
     if (args_.drawn && row.sample == static_cast<int32_t>(RowSample::DRAW))
       return load_drawn(context_.at<Candidate>(args_.drawn) + index);
-    const uint32_t num_rows = NEAR || !batch_.num_wide_rows ? MAX_ROWS : num_slots(args_);
+    const uint32_t num_rows = NEAR || !batch_.num_job_rows ? MAX_ROWS : num_slots(args_);
     return best_token_of_row(candidates_, index, args_.num_ranks, num_rows);
   }
 
@@ -139,8 +139,7 @@ class Batcher {
   template <bool NEAR>
   DISTMK_FN bool take_tokens() {
     const uint32_t num_running = state_.num_running;
-    const BatchRow* rows =
-        NEAR || !batch_.num_wide_rows ? batch_.rows : context_.at<const WideBatch>(args_.batch)->rows;
+    const BatchRow* rows = NEAR || !batch_.num_job_rows ? batch_.rows : context_.at<const JobBatch>(args_.batch)->rows;
     uint32_t num_tokens = 0;
     DISTMK_NO_UNROLL
     for (uint32_t index = 0; index < batch_.num_rows; ++index) {

@@ -46,9 +46,9 @@ class Context {
 
   // For a body that prepares (Task.prepares): what it does first. Afterwards it may read the batch and what was written
   // before the batch, and use the shared memory of bodies: all warps have left the worker's previous task, whose copies
-  // have landed by then, and the loader fills the stages for a wide product only once the consumers have entered that.
-  // False: the launch is over; the body returns. If inputs_ready() is false later, it first waits for its own copies
-  // into shared memory.
+  // have landed by then, and the loader fills the stages for a product in jobs only once the consumers have entered
+  // that. False: the launch is over; the body returns. If inputs_ready() is false later, it first waits for its own
+  // copies into shared memory.
   DISTMK_FN bool begin_preparing() {
     start_.wait_previous();
     return has_batch() || inputs_ready();

@@ -6,7 +6,7 @@
 namespace distmk {
 
 // The step's first events are those of the last iteration's rows, in order. without_event: bits for the rows of a
-// narrow iteration, which may have some that are not sampled. with_record: bits for the events.
+// slab iteration, which may have some that are not sampled. with_record: bits for the events.
 struct ReportedRows {
   uint32_t num_events = 0, without_event = 0;
   uint64_t with_record = 0, with_record_high = 0;

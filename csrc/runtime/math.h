@@ -17,6 +17,14 @@ DISTMK_FN float quotient(float a, float b) {
 #endif
 }
 
+DISTMK_FN float inverse_root(float x) {
+#ifdef DISTMK_GPU
+  return rsqrtf(x);
+#else
+  return 1.0f / std::sqrt(x);
+#endif
+}
+
 struct FloatMath {
   DISTMK_FN static float quotient(float a, float b) { return distmk::quotient(a, b); }
   DISTMK_FN static float inverse(float x) { return distmk::quotient(1.0f, x); }

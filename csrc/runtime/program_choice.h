@@ -49,9 +49,9 @@ class ProgramChoice {
   // More rows than these are all the same to program_for().
   DISTMK_FN uint32_t least_rows() const { return may_switch_ ? max_rows(args_.num_programs - 2) : 0; }
   DISTMK_FN uint32_t max_rows(uint32_t program) const { return args_.max_rows[program]; }
-  DISTMK_FN bool is_wide(uint32_t program) const { return max_rows(program) > MAX_ROWS; }
+  DISTMK_FN bool has_jobs(uint32_t program) const { return max_rows(program) > MAX_ROWS; }
   // Rows of an iteration that are sampled at most.
-  DISTMK_FN uint32_t max_sampled(uint32_t program) const { return is_wide(program) ? num_slots(args_) : MAX_ROWS; }
+  DISTMK_FN uint32_t max_sampled(uint32_t program) const { return has_jobs(program) ? num_slots(args_) : MAX_ROWS; }
   // Sequences that run at once: no more than an iteration has rows.
   DISTMK_FN uint32_t max_sequences() const {
     const uint32_t most = max_rows(may_switch_ ? args_.num_programs - 1 : args_.program);
@@ -59,7 +59,7 @@ class ProgramChoice {
   }
   DISTMK_FN uint64_t batch(uint32_t program) const { return args_.batches[program]; }
   DISTMK_FN uint64_t batch_bytes(uint32_t program) const {
-    return is_wide(program) ? sizeof(WideBatch) : sizeof(Batch);
+    return has_jobs(program) ? sizeof(JobBatch) : sizeof(Batch);
   }
 
  private:

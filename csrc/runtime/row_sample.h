@@ -7,18 +7,18 @@ namespace distmk {
 
 DISTMK_FN bool needs_logits(const BatchRow& row) { return row.sample >= static_cast<int32_t>(RowSample::DRAW); }
 
-// As sampling tasks see them. A narrow batch has them among its rows, a wide one has them behind its counts, which
+// As sampling tasks see them. A slab batch has them among its rows, one of jobs has them behind its counts, which
 // alone are cached.
 class SampledRows {
  public:
   template <class Args>
   DISTMK_FN SampledRows(const RankState& state, const Args& args)
       : batch_(*state.batch(args.batch)),
-        wide_(args.wide ? reinterpret_cast<const WideBatch*>(state.address(args.batch)) : nullptr) {}
+        jobs_(args.job_batch ? reinterpret_cast<const JobBatch*>(state.address(args.batch)) : nullptr) {}
 
   DISTMK_FN uint32_t count() const { return batch_.num_rows; }
   DISTMK_FN BatchRow operator[](uint32_t row) const {
-    return wide_ ? load_vector(wide_->rows + row) : batch_.rows[row];
+    return jobs_ ? load_vector(jobs_->rows + row) : batch_.rows[row];
   }
   // Called by all lanes of a warp, which divide the rows.
   DISTMK_FN bool any_needs_logits(const Team& warp) const {
@@ -30,7 +30,7 @@ class SampledRows {
 
  private:
   const Batch& batch_;
-  const WideBatch* wide_;
+  const JobBatch* jobs_;
 };
 
 }  // namespace distmk

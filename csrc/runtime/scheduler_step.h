@@ -47,9 +47,9 @@ DISTMK_FN void store_batch(Context& context, const SchedulerStepArgs& args, cons
   const Team& team = context.team;
   auto* batch = context.at<Batch>(choice.batch(program));
   if (memory.batch != batch) copy_bytes(team, batch, memory.batch, sizeof(Batch));
-  if (choice.is_wide(program))
-    store_wide_tokens(context, Sequences(*memory.state, memory.far), *memory.batch,
-                      *context.at<WideBatch>(choice.batch(program)));
+  if (choice.has_jobs(program))
+    store_job_tokens(context, Sequences(*memory.state, memory.far), *memory.batch,
+                     *context.at<JobBatch>(choice.batch(program)));
   team.sync();  // the transport reads the heap's copy
   put_to_all(context, choice.batch(program), choice.batch_bytes(program));
   if (program == args.program) return;

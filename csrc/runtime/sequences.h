@@ -5,7 +5,7 @@
 
 namespace distmk {
 
-// Slots of a program, and rows of a wide iteration that are sampled at most (distmk/tasks/slots.py).
+// Slots of a program, and rows of a job iteration that are sampled at most (distmk/tasks/slots.py).
 DISTMK_FN uint32_t num_slots(const SchedulerStepArgs& args) {
   return args.max_slots > MAX_ROWS ? args.max_slots : MAX_ROWS;
 }

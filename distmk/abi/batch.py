@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_uint8, c_uint16, c_uint32, c_uint64
 
 from distmk.abi.sampling import SlotSampling
-from distmk.abi.values import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS
+from distmk.abi.values import MAX_BUCKET_ROWS, MAX_ROWS, MAX_SEQUENCES
 
 
 class BatchRow(ctypes.Structure):
@@ -26,7 +26,7 @@ class Batch(ctypes.Structure):
 
     num_reset_rows: the larger row count of this iteration and the one before. The writer of a Lamport vector resets as many
     rows in the buffer of its last use. stop: 0 while the program goes on; 1 at the end of the launch; ENDS_TURN + p if program
-    p takes the next turn. num_wide_rows, num_wide_runs: of the `WideBatch` that begins with this batch; 0 in a narrow iteration.
+    p takes the next turn. num_job_rows, num_job_runs: of the `JobBatch` that begins with this batch; 0 in a slab iteration.
     """
 
     _fields_ = [
@@ -34,18 +34,18 @@ class Batch(ctypes.Structure):
         ("num_runs", c_uint32),
         ("stop", c_uint16),
         ("num_reset_rows", c_uint16),
-        ("num_wide_rows", c_uint16),
-        ("num_wide_runs", c_uint16),
+        ("num_job_rows", c_uint16),
+        ("num_job_runs", c_uint16),
         # The first run is next to the counts: batch 1 reads both, one after the other.
         ("runs", BatchRun * MAX_ROWS),
         ("rows", BatchRow * MAX_ROWS),
     ]
 
 
-class WideBatch(ctypes.Structure):
-    """Batch metadata of a wide iteration. `batch` has its counts, and no rows or runs.
+class JobBatch(ctypes.Structure):
+    """Batch metadata of a job iteration. `batch` has its counts, and no rows or runs.
 
-    rows: the sampled ones, `batch.num_rows`, of which row i is row `sampled[i]` of the iteration. runs: `batch.num_wide_runs` of
+    rows: the sampled ones, `batch.num_rows`, of which row i is row `sampled[i]` of the iteration. runs: `batch.num_job_runs` of
     them cover the rows of the iteration in order. tokens: by row of the iteration.
     """
 
@@ -54,7 +54,7 @@ class WideBatch(ctypes.Structure):
         ("rows", BatchRow * MAX_SEQUENCES),
         ("runs", BatchRun * MAX_SEQUENCES),
         ("sampled", c_uint32 * MAX_SEQUENCES),
-        ("tokens", c_int32 * WIDE_ROWS),
+        ("tokens", c_int32 * MAX_BUCKET_ROWS),
     ]
 
 
@@ -166,8 +166,8 @@ class BatcherState(ctypes.Structure):
     from MAX_ROWS on need follow it (csrc/runtime/sequences.h). On a GPU it is in shared memory, of which nothing is left.
 
     slots: the first MAX_ROWS. end_slot: behind the last slot in use.
-    num_iterations: of all programs, those whose batch was built. last_rows: of the last narrow one. tokens_taken: 1 once the step
-    has taken the last iteration's tokens. num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the
+    num_iterations: of all programs, those whose batch was built. last_rows: of the last one of slabs. tokens_taken: 1 once the
+    step has taken the last iteration's tokens. num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the
     last batch came with new entries of the page table. num_seeded: running sequences whose request has a seed.
     num_commands: read of the command ring; those from `num_admitted` on may
     be requests that wait. tokens_read: as last seen. beat_ns: time of the last beat (`Control`).

@@ -16,14 +16,14 @@ from distmk.abi.sampling import (
 
 MAGIC = 0x31304B4D54534944  # "DISTMK01"
 SPACE_SHIFT = 56
-MAX_ROWS = 16  # token rows a narrow iteration can carry; sequences that a narrow program alone can run at once
-MAX_SEQUENCES = 128  # that can run at once, and rows that are sampled in a wide iteration
+MAX_ROWS = 16  # token rows a slab iteration can carry; sequences that a slab program alone can run at once
+MAX_SEQUENCES = 128  # that can run at once, and rows that are sampled in a job iteration
 EVENTS_PER_ROW = 3  # that a step publishes at most: a token or a score, a cancelled request, one that is put back
 MAX_PROGRAMS = 6  # of a launch
 ENDS_TURN = 2  # Batch.stop: program p has the next turn if it is ENDS_TURN + p
-WIDE_ROWS = 512  # token rows that a wide iteration can carry
-WIDE_COLS = 64  # columns of a block of a wide iteration's activations: 128 bytes of a row
-MAX_WIDE_SPLITS = 2  # parts of a row-parallel product's columns that are multiplied by different tasks
+MAX_BUCKET_ROWS = 512  # token rows that a job iteration can carry
+ACTIVATION_BLOCK_COLS = 64  # columns of a block of a job iteration's activations: 128 bytes of a row
+MAX_K_SPLITS = 2  # parts of a row-parallel product's columns that are multiplied by different tasks
 MAX_RANKS = 64
 EVENT_STRIDE_BYTES = 64  # one event per cache line, or polls of neighbouring counters would slow each other down
 TASK_ARGS_BYTES = 160
@@ -161,9 +161,9 @@ CONSTANTS = {
     "EVENTS_PER_ROW": EVENTS_PER_ROW,
     "MAX_PROGRAMS": MAX_PROGRAMS,
     "ENDS_TURN": ENDS_TURN,
-    "WIDE_ROWS": WIDE_ROWS,
-    "WIDE_COLS": WIDE_COLS,
-    "MAX_WIDE_SPLITS": MAX_WIDE_SPLITS,
+    "MAX_BUCKET_ROWS": MAX_BUCKET_ROWS,
+    "ACTIVATION_BLOCK_COLS": ACTIVATION_BLOCK_COLS,
+    "MAX_K_SPLITS": MAX_K_SPLITS,
     "MAX_RANKS": MAX_RANKS,
     "EVENT_STRIDE_BYTES": EVENT_STRIDE_BYTES,
     "TASK_ARGS_BYTES": TASK_ARGS_BYTES,

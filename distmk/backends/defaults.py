@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict
 
 from distmk import env
-from distmk.abi import MAX_HEAD_DIM, MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS
+from distmk.abi import MAX_BUCKET_ROWS, MAX_HEAD_DIM, MAX_ROWS, MAX_SEQUENCES
 from distmk.backends.base import require_warps
 from distmk.backends.cuda.packages import CUDA_PACKAGES, INSTALL_CUDA
 from distmk.backends.host.backend import usable_cores
@@ -149,10 +149,10 @@ def agree_on_workers(bootstrap: Bootstrap, wanted: int | None, backend: str, sch
 
 
 class RowBuckets(NamedTuple):
-    """`DecodeOptions.row_buckets` of an engine. why_narrow: what a narrow program is alone with."""
+    """`DecodeOptions.row_buckets` of an engine. why_slabs: what a slab program is alone with."""
 
     rows: tuple[int, ...]
-    why_narrow: str = ""
+    why_slabs: str = ""
 
 
 def choose_row_buckets(
@@ -165,23 +165,23 @@ def choose_row_buckets(
     num_hosts: int,
     deterministic: bool = False,
 ) -> RowBuckets:
-    """The programs of an engine. wanted: so many token rows at most; None: WIDE_ROWS.
+    """The programs of an engine. wanted: so many token rows at most; None: MAX_BUCKET_ROWS.
 
-    A narrow program alone where there are no wide iterations: across hosts, with schedulers of their own, in a launch in pieces,
+    A slab program alone where there are no job iterations: across hosts, with schedulers of their own, in a launch in pieces,
     in a trace, on GPUs before Hopper; where all iterations must add alike (`deterministic`); and in the emulator, which would
     take minutes. UsageError: `wanted` is out of range, or
     DISTMK_ROW_BUCKETS asks for what there is not.
     """
     if wanted is not None:
-        expected = f"{MAX_ROWS} to {WIDE_ROWS}, the tokens that an iteration carries"
-        wanted = whole("max_num_batched_tokens", wanted, MAX_ROWS, WIDE_ROWS, expected)
+        expected = f"{MAX_ROWS} to {MAX_BUCKET_ROWS}, the tokens that an iteration carries"
+        wanted = whole("max_num_batched_tokens", wanted, MAX_ROWS, MAX_BUCKET_ROWS, expected)
     obstacles = {
         "several hosts": num_hosts > 1,
         "deterministic": deterministic,
         "schedulers of their own": schedulers_apart,
         "DISTMK_LAUNCH_ITERATIONS": bool(env.launch_iterations()),
         "DISTMK_VIRTUAL_NODE_SIZE": bool(env.virtual_node_size()),
-        "GPUs before Hopper": backend == "cuda" and not _is_wide(bootstrap),
+        "GPUs before Hopper": backend == "cuda" and not _has_jobs(bootstrap),
     }
     if (buckets := env.row_buckets()) is not None:
         obstacles["a trace, which is of one program"] = is_traced and len(buckets) > 1
@@ -197,7 +197,7 @@ def choose_row_buckets(
         "the emulator": backend == "emulated",
     }
     met = [obstacle for obstacle, is_met in obstacles.items() if is_met]
-    return RowBuckets((MAX_ROWS,), met[0]) if met else RowBuckets((MAX_ROWS, wanted or WIDE_ROWS))
+    return RowBuckets((MAX_ROWS,), met[0]) if met else RowBuckets((MAX_ROWS, wanted or MAX_BUCKET_ROWS))
 
 
 def choose_max_seqs(wanted: int | None, buckets: RowBuckets, backend: str) -> int:
@@ -208,17 +208,17 @@ def choose_max_seqs(wanted: int | None, buckets: RowBuckets, backend: str) -> in
     if wanted is None:
         return most if backend == "cuda" else min(most, MAX_ROWS)
     if wanted > most:
-        where = f"with {buckets.why_narrow}" if buckets.why_narrow else "with this max_num_batched_tokens"
+        where = f"with {buckets.why_slabs}" if buckets.why_slabs else "with this max_num_batched_tokens"
         raise UsageError(
             f"max_num_seqs is {wanted}; {where} an iteration carries {most} tokens, one for each sequence, so give at most {most}"
         )
     return wanted
 
 
-def _is_wide(bootstrap: Bootstrap) -> bool:
-    from distmk.backends.cuda.gpus import has_wide_iterations  # needs packages that only GPU machines have
+def _has_jobs(bootstrap: Bootstrap) -> bool:
+    from distmk.backends.cuda.gpus import has_job_iterations  # needs packages that only GPU machines have
 
-    return has_wide_iterations(bootstrap.local_rank)
+    return has_job_iterations(bootstrap.local_rank)
 
 
 def check_schedulers(wanted: int | None, num_workers: int, backend: str) -> None:

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from distmk import env
-from distmk.abi import MAX_ROWS, WIDE_ROWS
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS
 from distmk.backends.defaults import choose_model_len
 from distmk.check import Verdict, check_with_progress
 from distmk.cli.model_options import add_model_options
@@ -65,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         max_seqs=MAX_ROWS if arguments.max_num_seqs is None else arguments.max_num_seqs,
         max_model_len=choose_model_len(arguments.max_model_len, config),
         host_sizes=arguments.host_sizes,
-        row_buckets=env.row_buckets() or ((MAX_ROWS,) if len(arguments.host_sizes) > 1 else (MAX_ROWS, WIDE_ROWS)),
+        row_buckets=env.row_buckets()
+        or ((MAX_ROWS,) if len(arguments.host_sizes) > 1 else (MAX_ROWS, MAX_BUCKET_ROWS)),
     )
     started = time.perf_counter()
     with progress("compiling the program"):

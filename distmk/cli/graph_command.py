@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS
 from distmk.cli.model_options import add_model
 from distmk.console import show
 from distmk.errors import UsageError
@@ -79,7 +79,9 @@ def _show_passes(output: Node, skip: list[str]) -> Node:
 
 def _show_tasks(model: CausalLM, output: Node, arguments: argparse.Namespace) -> None:
     """The tasks of the shown layers. UsageError: no task computes an operator that is left."""
-    options = DecodeOptions(num_ranks=arguments.ranks, num_workers=arguments.workers, row_buckets=(MAX_ROWS, WIDE_ROWS))
+    options = DecodeOptions(
+        num_ranks=arguments.ranks, num_workers=arguments.workers, row_buckets=(MAX_ROWS, MAX_BUCKET_ROWS)
+    )
     graphs = lower_programs(Model(model.config, blocks_of(output, model.config)), options)
     for rows, graph in zip(options.row_buckets, graphs, strict=True):
         _show_stage(f"tasks of rank 0 in an iteration of up to {rows} tokens", list(_tasks(graph)))

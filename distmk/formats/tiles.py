@@ -63,13 +63,13 @@ def pack_rows(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
     """
     zeros: Any
     asarray: Any
-    wide: Any
+    words: Any
     if isinstance(rows, np.ndarray):
-        zeros, asarray, wide = partial(np.zeros, dtype=rows.dtype), np.asarray, np.int64
+        zeros, asarray, words = partial(np.zeros, dtype=rows.dtype), np.asarray, np.int64
     else:
         import torch  # imported only where rows are tensors already
 
-        zeros, asarray, wide = rows.new_zeros, partial(torch.as_tensor, device=rows.device), torch.int64
+        zeros, asarray, words = rows.new_zeros, partial(torch.as_tensor, device=rows.device), torch.int64
     num_rows, num_cols = rows.shape
     pitch = padded_cols(num_cols)
     if pitch > num_cols:
@@ -85,8 +85,8 @@ def pack_rows(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
     target += m_block_rows * k_block
     target += m_block * (pitch // CHUNK)
     packed = zeros((num_rows, pitch))
-    chunks = transposed_pairs(rows).reshape(-1).view(wide).reshape(-1, 2)
-    packed.reshape(-1).view(wide).reshape(-1, 2)[target.reshape(-1)] = chunks
+    chunks = transposed_pairs(rows).reshape(-1).view(words).reshape(-1, 2)
+    packed.reshape(-1).view(words).reshape(-1, 2)[target.reshape(-1)] = chunks
     return packed
 
 

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from distmk.abi import MAX_ROWS, Batch, Space, WideBatch
+from distmk.abi import MAX_ROWS, Batch, JobBatch, Space
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Slab, WeightKind
 from distmk.lower.options import Bucket
@@ -19,7 +19,7 @@ from distmk.tasks.scheduling import batcher_bytes, candidates_bytes
 class ProgramBuffers:
     """The buffers of a program, whatever its schedule. Programs of a launch share those that have the same name.
 
-    batches: u8, the batch of each program, put to every rank by rank 0's scheduler: sizeof(Batch), or sizeof(WideBatch) where
+    batches: u8, the batch of each program, put to every rank by rank 0's scheduler: sizeof(Batch), or sizeof(JobBatch) where
         tasks are jobs.
     page_table: i32 [slots, max_pages].
     state: rank 0's batcher (`BatcherState`).
@@ -71,7 +71,7 @@ def batch_name(bucket: Bucket) -> str:
 
 
 def _batch(graph: Graph, bucket: Bucket) -> Buffer:
-    kind = Batch if bucket.max_rows <= MAX_ROWS else WideBatch
+    kind = Batch if bucket.max_rows <= MAX_ROWS else JobBatch
     return graph.buffer(batch_name(bucket), ctypes.sizeof(kind), dtype="u8")
 
 

@@ -31,7 +31,7 @@ def emit_sampled(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers, num_part
     """The tokens of the sampled rows of `buffers.batch`, from the logits and the candidates of each rank's `num_parts` parts of
     its vocabulary.
     """
-    emit_sampling(graph, plan, buffers.sampling, buffers.batch, wide=buffers.bucket.has_jobs)
+    emit_sampling(graph, plan, buffers.sampling, buffers.batch, job_batch=buffers.bucket.has_jobs)
     num_bytes = candidates_bytes(buffers.bucket.num_sampled)
     for rank in plan.ranks:
         graph.add(

@@ -1,29 +1,29 @@
-"""The buffers of a program whose tasks are jobs: activations of up to WIDE_ROWS rows, and parts of sums by the owner of a row."""
+"""The buffers of a program whose tasks are jobs: activations of all rows, and parts of sums by the owner of a row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmk.abi import MAX_WIDE_SPLITS, WIDE_COLS, WIDE_ROWS, Space
+from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, MAX_K_SPLITS, Space
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region
 from distmk.lower.buffers import ProgramBuffers, declare_buffers
 from distmk.lower.options import Bucket
 from distmk.lower.plan import WorkPlan
-from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
+from distmk.tasks.activations import activation_cols, owned_rows, padded_cols
 
 
 @dataclass(frozen=True)
 class JobBuffers(ProgramBuffers):
     """The buffers of a program whose tasks are jobs, of the size that the rank with the largest shard needs.
 
-    Each has a single writer and is read before it is written again, so none rotates. Activations: `distmk.tasks.wide`. Of the
-    residual stream and of the parts a rank has the rows that it owns.
+    Each has a single writer and is read before it is written again, so none rotates. Activations: `distmk.tasks.activations`. A
+    rank has the rows of the residual stream and of the parts that it owns.
 
     x: f32 [owned rows, hidden_size], the residual stream.
     normalized: activations of hidden_size columns, x / rms(x) of all rows.
     parts: f32 [owned rows, ranks * slots_per_rank * hidden_size], the terms of a sum into the residual stream.
-    qkv: bf16 [WIDE_ROWS, q, k and v columns of a rank]. q: bf16 [WIDE_ROWS, query columns of a rank].
+    qkv: bf16 [MAX_BUCKET_ROWS, q, k and v columns of a rank]. q: bf16 [MAX_BUCKET_ROWS, query columns of a rank].
     attention_out, mlp_hidden: activations of the query and MLP columns of a rank.
     sampled_x: activations of hidden_size columns, of which as many rows are in use as are sampled.
     o_splits, down_splits: parts of the columns of a rank's o and down projections, which different instances multiply, each with
@@ -69,7 +69,7 @@ def declare_job_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> JobBuff
         return graph.buffer(name, activation_cols(num_cols, tiled), dtype="bf16", space=space)
 
     def rows(name: str, num_cols: int) -> Buffer:
-        return graph.buffer(name, num_cols, rows=WIDE_ROWS, dtype="bf16", space=Space.LOCAL)
+        return graph.buffer(name, num_cols, rows=MAX_BUCKET_ROWS, dtype="bf16", space=Space.LOCAL)
 
     owned = owned_rows(graph.num_ranks)
     return JobBuffers(
@@ -89,10 +89,10 @@ def declare_job_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> JobBuff
 
 def splits_of(num_cols: int, tiled: bool) -> int:
     """Splits of a product over `num_cols` columns: on GPUs, where its rows alone are too few tiles for all SMs."""
-    return min(MAX_WIDE_SPLITS, padded_cols(num_cols) // WIDE_COLS) if tiled else 1
+    return min(MAX_K_SPLITS, padded_cols(num_cols) // ACTIVATION_BLOCK_COLS) if tiled else 1
 
 
 def _sampled_x(graph: Graph, num_cols: int, tiled: bool) -> Buffer:
     """Tiled, the rows in use are the first of every block, which is a row of the buffer."""
-    size, num_blocks = activation_cols(num_cols, tiled), padded_cols(num_cols) // WIDE_COLS if tiled else 1
+    size, num_blocks = activation_cols(num_cols, tiled), padded_cols(num_cols) // ACTIVATION_BLOCK_COLS if tiled else 1
     return graph.buffer("job_sampled_x", size // num_blocks, rows=num_blocks, dtype="bf16", space=Space.LOCAL)

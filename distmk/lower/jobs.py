@@ -32,7 +32,7 @@ from distmk.lower.products import (
 )
 from distmk.lower.scheduler import emit_scheduler_step
 from distmk.model.operators import Embedding, Head, Mlp, Model, Operator, SelfAttention
-from distmk.tasks import ArgmaxRows, SelectRows, WideAppend, WideAttention, WideEmbed, WideLinear, WideSum
+from distmk.tasks import AppendKv, ArgmaxRows, AttentionJobs, EmbedRows, LinearJobs, ReduceRows, SelectRows
 
 
 def emit_jobs(graph: Graph, model: Model, plan: WorkPlan, bucket: Bucket) -> None:
@@ -83,7 +83,7 @@ class _Emitter:
         """scale * table[token]: a rank that does not have the token adds zeros."""
         for rank, table in enumerate(embedding_tables(self.graph, self.plan, op)):
             self.graph.add(
-                WideEmbed(
+                EmbedRows(
                     rank=rank,
                     op="embed",
                     table=table,
@@ -98,7 +98,7 @@ class _Emitter:
         """A column-parallel product on all ranks."""
         for rank, shape in enumerate(self.plan.shapes):
             self.graph.add(
-                WideLinear(
+                LinearJobs(
                     rank=rank,
                     op=product.name,
                     x=x.at(rank),
@@ -116,7 +116,7 @@ class _Emitter:
         """The terms of a row-parallel product, in the slots of the ranks."""
         for rank in self.plan.ranks:
             self.graph.add(
-                WideLinear(
+                LinearJobs(
                     rank=rank,
                     op=product.name,
                     x=x.at(rank),
@@ -144,7 +144,7 @@ class _Emitter:
         shape, buffers = self.plan.shapes[rank], self.buffers
         k_cache, v_cache = buffers.caches[op.layer]
         self.graph.add(
-            WideAppend(
+            AppendKv(
                 rank=rank,
                 op=f"{op.name}.append",
                 shape=shape,
@@ -165,7 +165,7 @@ class _Emitter:
         shape, buffers = self.plan.shape_of(op, rank), self.buffers
         k_cache, v_cache = buffers.caches[op.layer]
         self.graph.add(
-            WideAttention(
+            AttentionJobs(
                 rank=rank,
                 op=f"{op.name}.attention",
                 shape=shape,
@@ -195,7 +195,7 @@ class _Emitter:
         input_norm = input_norms(self.graph, self.plan, following)
         for rank, post_norm in enumerate(norms):
             self.graph.add(
-                WideSum(
+                ReduceRows(
                     rank=rank,
                     op=f"{name}.reduce",
                     parts=self.buffers.parts.at(rank),
@@ -238,7 +238,7 @@ class _Emitter:
             )
         )
         self.graph.add(
-            WideLinear(
+            LinearJobs(
                 rank=rank,
                 op="head",
                 x=sampled_x,

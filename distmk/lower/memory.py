@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS
 from distmk.lower.job_buffers import splits_of
 from distmk.lower.options import DecodeOptions
 from distmk.model.config import ModelConfig
 from distmk.model.shards import Shard, shard_model
-from distmk.tasks.wide import owned_rows
+from distmk.tasks.activations import owned_rows
 
 BF16_BYTES = 2
 F32_BYTES = 4
@@ -17,12 +17,12 @@ F32_BYTES = 4
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of a rank: private ones by use, and those in the symmetric heap. wide: activations of wide iterations."""
+    """Bytes of a rank: private ones by use, and those in the symmetric heap. jobs: activations of job iterations."""
 
     weights: int
     kv_cache: int
     heap: int
-    wide: int = 0
+    jobs: int = 0
 
 
 def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
@@ -40,25 +40,25 @@ def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
     cached = 2 * max(shard.num_kv for shard in shards) * head_dim * options.total_pages * options.page_size
     has_slots = options.row_buckets[0] <= MAX_ROWS and options.all_reduces and not options.crosses_hosts
     pushed = 3 * options.num_ranks if has_slots else 0
-    wide, from_peers = _wide_bytes(config, options, shards) if options.row_buckets[-1] > MAX_ROWS else (0, 0)
+    jobs, from_peers = _job_bytes(config, options, shards) if options.row_buckets[-1] > MAX_ROWS else (0, 0)
     return MemoryNeed(
         weights=(config.num_layers * layer + tables) * BF16_BYTES + rope,
         kv_cache=config.num_layers * cached * BF16_BYTES,
         heap=pushed * MAX_ROWS * hidden * F32_BYTES + from_peers,
-        wide=wide,
+        jobs=jobs,
     )
 
 
-def _wide_bytes(config: ModelConfig, options: DecodeOptions, shards: list[Shard]) -> tuple[int, int]:
+def _job_bytes(config: ModelConfig, options: DecodeOptions, shards: list[Shard]) -> tuple[int, int]:
     """Bytes of the buffers of `job_buffers.py`: private, and in the symmetric heap."""
     hidden, owned = config.hidden_size, owned_rows(options.num_ranks)
     q_cols = max(shard.num_q for shard in shards) * config.head_dim
     qkv_cols = q_cols + 2 * max(shard.num_kv for shard in shards) * config.head_dim
     mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in shards)
     # The queries before and after their norm, attention's output, the MLP's activations, and those of sampled rows.
-    activations = WIDE_ROWS * (qkv_cols + 2 * q_cols + mlp_cols + hidden) * BF16_BYTES
+    activations = MAX_BUCKET_ROWS * (qkv_cols + 2 * q_cols + mlp_cols + hidden) * BF16_BYTES
     least_cols = min(min(shard.num_q * config.head_dim, shard.mlp[1] - shard.mlp[0]) for shard in shards)
     num_splits = splits_of(least_cols, options.tiled)
-    from_peers = WIDE_ROWS * hidden * BF16_BYTES + owned * options.num_ranks * num_splits * hidden * F32_BYTES
+    from_peers = MAX_BUCKET_ROWS * hidden * BF16_BYTES + owned * options.num_ranks * num_splits * hidden * F32_BYTES
     private = activations + owned * hidden * F32_BYTES
     return (private, from_peers) if options.num_ranks > 1 else (private + from_peers, 0)

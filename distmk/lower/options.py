@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal
 
-from distmk.abi import MAX_PROGRAMS, MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, LaunchKind
+from distmk.abi import MAX_BUCKET_ROWS, MAX_PROGRAMS, MAX_ROWS, MAX_SEQUENCES, LaunchKind
 from distmk.errors import UsageError
 from distmk.graph.hosts import host_ranks
 from distmk.tasks.slots import slots_for
@@ -37,13 +37,13 @@ class DecodeOptions:
     """Compile-time options of a decode program. Raises UsageError for values out of range.
 
     num_schedulers: per rank; None: one per worker.
-    max_seqs: sequences that run at once, no more than an iteration of the widest program has rows. A narrow iteration carries up
+    max_seqs: sequences that run at once, no more than an iteration of the widest program has rows. A slab iteration carries up
         to MAX_ROWS tokens even for fewer sequences, so that prompts are read many tokens at a time.
     max_model_len: tokens of one sequence, prompt and output together.
     page_size: KV cache positions of a page, a power of two.
     num_pages: KV cache pages of all sequences, at least those of one of `max_model_len`; 0: enough for `max_seqs` of these.
     max_splits, min_split: splits of a sequence's KV positions at most, and positions of a split at least.
-    deterministic: the arithmetic of a row depends on no other row and on no division of its prompt. The program is a narrow one
+    deterministic: the arithmetic of a row depends on no other row and on no division of its prompt. The program is one of slabs
         alone, and a sequence is cut into splits of `fixed_split_len` positions.
     keep_logits: store the logits of all sampled rows, not only of those that need them to be sampled.
     tiled: pack matrices in the tiles that a GPU streams.
@@ -112,10 +112,10 @@ class DecodeOptions:
         buckets = self.row_buckets
         if self.deterministic and buckets != (MAX_ROWS,):
             raise UsageError(f"row_buckets is {buckets}; with deterministic, every iteration carries {MAX_ROWS} rows")
-        ascends = all(a < b for a, b in itertools.pairwise((MAX_ROWS - 1, *buckets, WIDE_ROWS + 1)))
+        ascends = all(a < b for a, b in itertools.pairwise((MAX_ROWS - 1, *buckets, MAX_BUCKET_ROWS + 1)))
         if not 1 <= len(buckets) <= MAX_PROGRAMS or not ascends:
             raise UsageError(
-                f"row_buckets is {buckets}; expected up to {MAX_PROGRAMS} ascending numbers from {MAX_ROWS} to {WIDE_ROWS}"
+                f"row_buckets is {buckets}; expected up to {MAX_PROGRAMS} ascending numbers from {MAX_ROWS} to {MAX_BUCKET_ROWS}"
             )
         widest = buckets[-1]
         if widest > MAX_ROWS and self.crosses_hosts:
@@ -160,7 +160,7 @@ class DecodeOptions:
 
     @property
     def num_slots(self) -> int:
-        """Slots for sequences: `max_seqs`, but at least MAX_ROWS. As many rows of a wide iteration may be sampled."""
+        """Slots for sequences: `max_seqs`, but at least MAX_ROWS. As many rows of a job iteration may be sampled."""
         return slots_for(self.max_seqs)
 
     @property

@@ -80,13 +80,13 @@ def _local(graph: Graph, name: str, num: int, dtype: str) -> Buffer:
     return graph.buffer(name, num, dtype=dtype, space=Space.LOCAL)
 
 
-def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Buffer, *, wide: bool) -> None:
+def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Buffer, *, job_batch: bool) -> None:
     """Send the logits to rank 0; there, count tokens and sample every row. Behind the head, before `sample`.
 
-    wide: the batch is a `WideBatch`.
+    job_batch: the batch is a `JobBatch`.
     """
     for rank in plan.ranks[1:]:
-        _emit_senders(graph, plan, buffers, batch.at(rank), wide)
+        _emit_senders(graph, plan, buffers, batch.at(rank), job_batch)
     num_rows, num_slots = buffers.num_rows, plan.options.num_slots
     slots, counts = buffers.slots.at(0), buffers.counts.at(0)
     graph.add(
@@ -98,7 +98,7 @@ def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
             slots=slots,
             counts=counts,
             num_slots=num_slots,
-            wide=wide,
+            job_batch=job_batch,
         )
     )
     cols = buffers.logits.cols
@@ -119,7 +119,7 @@ def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
                 slots=slots,
                 counts=counts,
                 num_slots=num_slots,
-                wide=wide,
+                job_batch=job_batch,
             )
         )
 
@@ -128,7 +128,7 @@ def _worker(plan: WorkPlan, index: int) -> int:
     return (FIRST_WORKER + index) % plan.options.num_workers
 
 
-def _emit_senders(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Region, wide: bool) -> None:
+def _emit_senders(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Region, job_batch: bool) -> None:
     """The tasks that send a rank's logits, that of `batch`."""
     rank = batch.rank
     begin, end = plan.shards[rank].vocab
@@ -137,4 +137,6 @@ def _emit_senders(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
     num_vectors = -(-(end - begin) // VECTOR)
     for index, (first, last) in enumerate(partition_items(num_vectors, 4 * VECTOR, num_senders).ranges):
         logits = buffers.logits_of(rank, graph.num_ranks, first * VECTOR, min(last * VECTOR, end - begin))
-        graph.add(SendLogits(rank, "send_logits", _worker(plan, index), logits=logits, batch=batch, wide=wide))
+        graph.add(
+            SendLogits(rank, "send_logits", _worker(plan, index), logits=logits, batch=batch, job_batch=job_batch)
+        )

@@ -36,9 +36,9 @@ def f32_to_bf16(values: F32) -> U16:
 
 def bf16_to_f32(bits: U16) -> F32:
     """float32 values of bfloat16 `bits` (uint16), any shape; exact."""
-    wide = np.asarray(bits, np.uint16).astype(np.uint32, order="C")
-    wide <<= np.uint32(16)
-    return wide.view(np.float32)
+    words = np.asarray(bits, np.uint16).astype(np.uint32, order="C")
+    words <<= np.uint32(16)
+    return words.view(np.float32)
 
 
 def torch_to_bf16(tensor: Any) -> U16:

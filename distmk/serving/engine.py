@@ -254,7 +254,7 @@ class Engine:
             if self.args.max_model_len is None:
                 options = dataclasses.replace(options, max_model_len=min(options.max_model_len, options.page_size))
             need = least_memory(self.config, dataclasses.replace(options, num_pages=options.max_pages))
-            private = {WEIGHTS: need.weights, "KV cache": need.kv_cache, "activations": need.wide}
+            private = {WEIGHTS: need.weights, "KV cache": need.kv_cache, "activations": need.jobs}
             check_room(private, need.heap, self.bootstrap.local_size)
 
     @property

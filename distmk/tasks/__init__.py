@@ -25,40 +25,45 @@ from distmk.graph.task import (
     rows_of,
 )
 from distmk.tasks.attention import Attention, GeneralAttention
+from distmk.tasks.attention_jobs import AppendKv, AttentionJobs
 from distmk.tasks.combine import Combine
 from distmk.tasks.comm import Put, Sum
 from distmk.tasks.elementwise import Affine, Nop, Sine
 from distmk.tasks.embed import Embed
 from distmk.tasks.linear import Linear
+from distmk.tasks.linear_jobs import LinearJobs
 from distmk.tasks.own_types import register
 from distmk.tasks.post_norm import PostNorm
+from distmk.tasks.residual_rows import EmbedRows, ReduceRows
+from distmk.tasks.sampled_rows import ArgmaxRows, SelectRows
 from distmk.tasks.sampling import CountTokens, SampleRow, SendLogits
 from distmk.tasks.scheduling import Sample, SchedulerStep
 from distmk.tasks.splits import AttentionShape
-from distmk.tasks.wide_attention import WideAppend, WideAttention
-from distmk.tasks.wide_linear import WideLinear
-from distmk.tasks.wide_rows import WideEmbed, WideSum
-from distmk.tasks.wide_sampled import ArgmaxRows, SelectRows
 
 __all__ = [
     "TASK_TYPES",
     "Access",
     "Affine",
+    "AppendKv",
     "ArgmaxRows",
     "Attention",
+    "AttentionJobs",
     "AttentionShape",
     "Buffer",
     "Combine",
     "CountTokens",
     "EarlyCompletion",
     "Embed",
+    "EmbedRows",
     "GeneralAttention",
     "LaunchKind",
     "Layout",
     "Linear",
+    "LinearJobs",
     "Nop",
     "PostNorm",
     "Put",
+    "ReduceRows",
     "Region",
     "Sample",
     "SampleRow",
@@ -70,11 +75,6 @@ __all__ = [
     "Sum",
     "Task",
     "Values",
-    "WideAppend",
-    "WideAttention",
-    "WideEmbed",
-    "WideLinear",
-    "WideSum",
     "access",
     "batch_access",
     "bf16_access",

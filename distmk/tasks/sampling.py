@@ -60,20 +60,21 @@ class SendLogitsArgs(ctypes.Structure):
         ("num_cols", c_uint32),
         ("stride", c_uint32),  # elements
         ("num_rows", c_uint32),  # of the logits
-        ("wide", c_uint32),  # 1: the batch is a WideBatch
+        ("job_batch", c_uint32),  # 1: the batch is a JobBatch
     ]
 
 
 @task_type(12, "send_logits")
 @dataclass(frozen=True, eq=False)
 class SendLogits(Task):
-    """Put columns of the rows that need their logits (RowSample.DRAW, SCORE) to the same columns on rank 0. `wide`: the batch is
-    a WideBatch.
+    """Put columns of the rows that need their logits (RowSample.DRAW, SCORE) to the same columns on rank 0.
+
+    job_batch: the batch is a JobBatch.
     """
 
     logits: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
-    wide: bool = False
+    job_batch: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SendLogitsArgs
     may_idle: ClassVar[bool] = True
@@ -94,7 +95,7 @@ class SendLogits(Task):
             num_cols=self.logits.cols,
             stride=self.logits.buffer.cols,
             num_rows=self.logits.buffer.rows,
-            wide=int(self.wide),
+            job_batch=int(self.job_batch),
         )
 
     @classmethod
@@ -119,7 +120,7 @@ class CountTokensArgs(ctypes.Structure):
         ("vocab", c_uint32),
         ("tables_bytes", c_uint32),
         ("num_slots", c_uint32),
-        ("wide", c_uint32),  # 1: the batch is a WideBatch
+        ("job_batch", c_uint32),  # 1: the batch is a JobBatch
     ]
 
 
@@ -128,8 +129,8 @@ class CountTokensArgs(ctypes.Structure):
 class CountTokens(Task):
     """Bring the counts of tokens up to date that penalties of this iteration's draws depend on.
 
-    counts: i32 [num_slots, vocab], how often a token is in the output of the sequence in a slot, and COUNT_IN_PROMPT. wide: the
-    batch is a WideBatch.
+    counts: i32 [num_slots, vocab], how often a token is in the output of the sequence in a slot, and COUNT_IN_PROMPT. job_batch:
+    the batch is a JobBatch.
     """
 
     slots: Region = None  # type: ignore[assignment]
@@ -137,7 +138,7 @@ class CountTokens(Task):
     batch: Region = None  # type: ignore[assignment]
     tables: Region | None = None
     num_slots: int = MAX_ROWS
-    wide: bool = False
+    job_batch: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = CountTokensArgs
     may_idle: ClassVar[bool] = True
@@ -160,7 +161,7 @@ class CountTokens(Task):
             vocab=self.counts.cols // self.num_slots,
             tables_bytes=self.tables.cols if self.tables else 0,
             num_slots=self.num_slots,
-            wide=int(self.wide),
+            job_batch=int(self.job_batch),
         )
 
     @classmethod
@@ -205,7 +206,7 @@ class SampleRowArgs(ctypes.Structure):
         ("tables_bytes", c_uint32),
         ("num_rows", c_uint32),
         ("num_slots", c_uint32),
-        ("wide", c_uint32),  # 1: the batch is a WideBatch
+        ("job_batch", c_uint32),  # 1: the batch is a JobBatch
     ]
 
 
@@ -216,7 +217,7 @@ class SampleRow(Task):
 
     logits: f32 [sampled rows at most, ranks' sections] (`section_stride`). slots: u8, SlotSampling [num_slots]. counts: see
     `CountTokens`. mask: i32 [num_slots, words], a bit for each token that is allowed. adjusted: f32, room for a row of logits.
-    drawn: u8, the Candidate, whose value has no meaning. record: u8, LogprobRecord. wide: the batch is a WideBatch.
+    drawn: u8, the Candidate, whose value has no meaning. record: u8, LogprobRecord. job_batch: the batch is a JobBatch.
 
     A draw is the argmax of logit / temperature plus Gumbel noise (Maddison et al., arXiv:1411.0030) over the kept tokens, with
     one random number a token by seed, position and token id. top-p: Holtzman et al., arXiv:1904.09751, by rejection, as
@@ -235,7 +236,7 @@ class SampleRow(Task):
     row: int = 0
     num_ranks: int = 1
     num_slots: int = MAX_ROWS
-    wide: bool = False
+    job_batch: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SampleRowArgs
     may_idle: ClassVar[bool] = True
@@ -269,7 +270,7 @@ class SampleRow(Task):
             tables_bytes=self.tables.cols if self.tables else 0,
             num_rows=self.logits.buffer.rows,
             num_slots=self.num_slots,
-            wide=int(self.wide),
+            job_batch=int(self.job_batch),
         )
 
     @classmethod

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from distmk.abi import (
     EVENTS_PER_ROW,
+    MAX_BUCKET_ROWS,
     MAX_PROGRAMS,
     MAX_ROWS,
     MAX_SEQUENCES,
-    WIDE_ROWS,
     BatcherState,
     Candidate,
     KvPage,
@@ -24,10 +24,10 @@ from distmk.abi import (
 from distmk.abi import Sequence as RunningSequence
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
+from distmk.tasks.activations import job_batch_accesses, slab_batch_accesses
 from distmk.tasks.attention import page_table_content
 from distmk.tasks.sampling import RECORD_BYTES, slots_access
 from distmk.tasks.slots import check_num_rows, check_row_capacity, sampled_rows_of, slots_for
-from distmk.tasks.wide import narrow_batch_accesses, wide_batch_accesses
 
 
 def candidates_bytes(num_rows: int = MAX_ROWS) -> int:
@@ -117,7 +117,7 @@ class SchedulerStepArgs(ctypes.Structure):
         ("max_positions", c_uint32),
         ("program", c_uint32),  # number of this one
         ("num_programs", c_uint32),
-        # Token rows of an iteration of each program, in ascending order; more than MAX_ROWS: its batch is a WideBatch.
+        # Token rows of an iteration of each program, in ascending order; more than MAX_ROWS: its batch is a JobBatch.
         ("max_rows", c_uint16 * MAX_PROGRAMS),
         ("pad", c_uint32),
     ]
@@ -132,7 +132,7 @@ class SchedulerStep(Task):
     chooses the program of the next iteration by the rows that there are to compute: the smallest bucket that holds them
     (csrc/runtime/program_choice.h). A batch for another program ends this one's turn.
 
-    batches: the batch of each program of the launch, by number: u8 [sizeof(Batch)], or [sizeof(WideBatch)] where its iterations
+    batches: the batch of each program of the launch, by number: u8 [sizeof(Batch)], or [sizeof(JobBatch)] where its iterations
     have more than MAX_ROWS rows. max_rows: rows of an iteration of each, in ascending order. program: the number of this one.
     """
 
@@ -204,7 +204,8 @@ class SchedulerStep(Task):
         batches, rows = args.batches[: args.num_programs], args.max_rows[: args.num_programs]
         require(0 not in batches and args.batch == batches[args.program], "the batches are not those of the programs")
         require(
-            all(a < b for a, b in itertools.pairwise((0, *rows, WIDE_ROWS + 1))), "max_rows is out of range or order"
+            all(a < b for a, b in itertools.pairwise((0, *rows, MAX_BUCKET_ROWS + 1))),
+            "max_rows is out of range or order",
         )
         require(args.max_slots <= rows[-1], "no iteration has a row for every sequence")
         require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
@@ -240,4 +241,4 @@ class SchedulerStep(Task):
 
 def _batch_accesses(max_rows: int, rank: int, batch: int, write: bool) -> list[Access]:
     """The batch of a program whose iterations have up to `max_rows` rows."""
-    return (wide_batch_accesses if max_rows > MAX_ROWS else narrow_batch_accesses)(rank, batch, write)
+    return (job_batch_accesses if max_rows > MAX_ROWS else slab_batch_accesses)(rank, batch, write)

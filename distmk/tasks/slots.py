@@ -1,6 +1,6 @@
 """How many sequences a program has slots for, and how many rows of an iteration it samples at most.
 
-Both are MAX_ROWS, or as many as the scheduler step runs sequences at once if these are more. A narrow iteration has no more than
+Both are MAX_ROWS, or as many as the scheduler step runs sequences at once if these are more. A slab iteration has no more than
 MAX_ROWS rows, whatever the number of slots.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from distmk.abi import MAX_ROWS, MAX_SEQUENCES
 from distmk.graph.task import Access, require
-from distmk.tasks.wide import narrow_batch_accesses, wide_batch_accesses
+from distmk.tasks.activations import job_batch_accesses, slab_batch_accesses
 
 
 def slots_for(max_seqs: int) -> int:
@@ -49,12 +49,12 @@ def check_row_capacity(num_rows: int, step: Any) -> None:
 
 
 def row_accesses(rank: int, args: Any) -> list[Access]:
-    """The read of a batch with its sampled rows, which is a `WideBatch` if `args.wide`."""
+    """The read of a batch with its sampled rows, which is a `JobBatch` if `args.job_batch`."""
     require(args.batch != 0, "there is no batch")
-    require(args.wide <= 1, "a flag is neither 0 nor 1")
-    return (wide_batch_accesses if args.wide else narrow_batch_accesses)(rank, args.batch)
+    require(args.job_batch <= 1, "a flag is neither 0 nor 1")
+    return (job_batch_accesses if args.job_batch else slab_batch_accesses)(rank, args.batch)
 
 
 def check_batch_kind(args: Any, step: Any) -> None:
     """Raise ValueError if the scheduler step makes the other kind of batch."""
-    require(bool(args.wide) == (rows_of_step(step) > MAX_ROWS), "the batch is of the other kind")
+    require(bool(args.job_batch) == (rows_of_step(step) > MAX_ROWS), "the batch is of the other kind")

@@ -11,15 +11,15 @@ import pytest
 from support.mutate_spread import same_task
 from support.programs import SMALLEST, complaint, find, refusal
 
-from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, WideBatch, split_operand
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, MAX_SEQUENCES, JobBatch, split_operand
 from distmk.check import check
 from distmk.graph.graph import Graph
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.layout import Placed
 from distmk.program.program import Program, compile_graph, decode_args
-from distmk.tasks import Linear, WideSum
-from distmk.tasks.wide import activation_cols
+from distmk.tasks import Linear, ReduceRows
+from distmk.tasks.activations import activation_cols
 
 CONFIG = dataclasses.replace(SMALLEST, num_heads=6, num_kv_heads=3)
 
@@ -28,7 +28,7 @@ def programs(
     num_ranks: int = 2,
     num_workers: int = 2,
     tiled: bool = False,
-    more_rows: tuple[int, ...] = (WIDE_ROWS,),
+    more_rows: tuple[int, ...] = (MAX_BUCKET_ROWS,),
     max_seqs: int = MAX_ROWS,
 ) -> Program:
     buckets = (MAX_ROWS, *more_rows)
@@ -45,7 +45,12 @@ def piece_of(program: Program, name: str) -> Placed:
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_accepted(num_ranks: int, tiled: bool) -> None:
-    cases = [(1, (WIDE_ROWS,), MAX_SEQUENCES), (5, (40,), MAX_ROWS), (2, (40,), 33), (2, (40, 128, WIDE_ROWS), 33)]
+    cases = [
+        (1, (MAX_BUCKET_ROWS,), MAX_SEQUENCES),
+        (5, (40,), MAX_ROWS),
+        (2, (40,), 33),
+        (2, (40, 128, MAX_BUCKET_ROWS), 33),
+    ]
     for num_workers, more_rows, max_seqs in cases:
         program = programs(num_ranks, num_workers, tiled, more_rows, max_seqs)
         alone = [check(dataclasses.replace(each, others=())) for each in program.every]
@@ -64,10 +69,10 @@ def index_of_one_rank(program: Program) -> None:
 
 
 def order_of_programs(program: Program) -> None:
-    """The wide one begins, and all numbers are right."""
-    (wide,) = program.others
-    narrow = dataclasses.replace(program, others=())
-    program.ranks, program.placement, program.others = wide.ranks, wide.placement, (narrow,)
+    """The job program begins, and all numbers are right."""
+    (jobs,) = program.others
+    slabs = dataclasses.replace(program, others=())
+    program.ranks, program.placement, program.others = jobs.ranks, jobs.placement, (slabs,)
     for number, each in enumerate(program.every):
         decode_args(find(each, "scheduler_step")).program = number
         for part in each.ranks:
@@ -101,32 +106,32 @@ def rows_of(number: int, other: int, by: int) -> Callable[[Program], None]:
 
 
 def heap_bytes(program: Program) -> None:
-    (wide,) = program.others
-    for part in wide.ranks:
+    (jobs,) = program.others
+    for part in jobs.ranks:
         part.header.heap_bytes += 256
-    wide.placement = dataclasses.replace(wide.placement, heap_bytes=wide.placement.heap_bytes + 256)
+    jobs.placement = dataclasses.replace(jobs.placement, heap_bytes=jobs.placement.heap_bytes + 256)
 
 
 def events(program: Program) -> None:
     """Both programs count their events in the same place."""
-    (wide,) = program.others
+    (jobs,) = program.others
     begin = program.placement.events_heap_offset
-    for part in wide.ranks:
+    for part in jobs.ranks:
         part.header.events_heap_offset = begin
-    wide.placement = dataclasses.replace(wide.placement, events_heap_offset=begin)
+    jobs.placement = dataclasses.replace(jobs.placement, events_heap_offset=begin)
 
 
 def rings(program: Program) -> None:
-    """The rings of the wide program are those of the narrow one."""
-    (wide,) = program.others
+    """The rings of the job program are those of the slab program."""
+    (jobs,) = program.others
     begin = program.placement.rings_heap_offset
-    for part in wide.ranks:
+    for part in jobs.ranks:
         part.header.rings_heap_offset = begin
-    wide.placement = dataclasses.replace(wide.placement, rings_heap_offset=begin)
+    jobs.placement = dataclasses.replace(jobs.placement, rings_heap_offset=begin)
 
 
 def onto(name: str, other: str) -> Callable[[Program], None]:
-    """An allocation of the narrow program on top of one of the wide one's, with all operands that point there."""
+    """An allocation of the slab program on top of one of the job program's, with all operands that point there."""
 
     def damage(program: Program) -> None:
         moved, target = piece_of(program, name), piece_of(program.others[0], other)
@@ -198,14 +203,14 @@ def test_each_wait_of_a_step_counts() -> None:
 
 
 def test_nothing_streams_into_memory_that_bodies_use() -> None:
-    """A linear task's weights would be copied over what wide_sum keeps in the pipeline's memory on a GPU."""
+    """A linear task's weights would be copied over what reduce_rows keeps in the pipeline's memory on a GPU."""
     graph = Graph(1, 1)
     x, out = graph.buffer("x", 64, dtype="bf16"), graph.buffer("out", 8)
     slab = graph.constant("weight", 0, np.zeros((8, 64), np.uint16))
     graph.add(Linear(0, "linear", 0, x=x.at(0), slab=slab, out=out.at(0)))
     assert not complaint(compile_graph(graph))
-    batch = graph.buffer("batch", ctypes.sizeof(WideBatch), dtype="u8")
-    parts, rows = graph.buffer("parts", 64, rows=WIDE_ROWS), graph.buffer("rows", 64, rows=WIDE_ROWS)
+    batch = graph.buffer("batch", ctypes.sizeof(JobBatch), dtype="u8")
+    parts, rows = graph.buffer("parts", 64, rows=MAX_BUCKET_ROWS), graph.buffer("rows", 64, rows=MAX_BUCKET_ROWS)
     sums = graph.buffer("sums", activation_cols(64, False), dtype="bf16")
-    graph.add(WideSum(0, "sum", parts=parts.at(0), x=rows.at(0), out=sums.at(0), batch=batch.at(0)))
+    graph.add(ReduceRows(0, "sum", parts=parts.at(0), x=rows.at(0), out=sums.at(0), batch=batch.at(0)))
     assert "into which linear (rank 0, worker 0) streams" in refusal(compile_graph(graph))

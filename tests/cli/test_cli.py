@@ -84,8 +84,8 @@ def test_check(model: str, num_ranks: int, workers: int, tiny_model: Path, runne
     if model == "smollm2-135m":
         streamed = sum(float(rank[5]) for rank in ranks if rank)
         assert 268 < streamed < 300, "134.5 M parameters in bf16, and KV heads that two ranks hold"
-    wide = r"program   iterations of up to 512 tokens: [1-9]\d* tasks, [1-9]\d* events, [1-9]\d* waits on rank 0"
-    assert re.fullmatch(wide, lines[num_ranks + 1])
+    jobs = r"program   iterations of up to 512 tokens: [1-9]\d* tasks, [1-9]\d* events, [1-9]\d* waits on rank 0"
+    assert re.fullmatch(jobs, lines[num_ranks + 1])
     assert re.fullmatch(r"buffers   \d+, symmetric heap [\d.]+ MB a rank", lines[num_ranks + 2])
     assert re.fullmatch(r"compiled  in [\d.]+ s", lines[num_ranks + 3])
     verdict = " ".join(" ".join(lines[num_ranks + 4 :]).split())

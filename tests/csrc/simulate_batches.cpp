@@ -46,7 +46,7 @@ class Simulation {
     args.page_table = take(MAX_SEQUENCES * args.max_pages * sizeof(int32_t));
     args.state = take(sizeof(BatcherState) + sizeof(PagePoolState) + args.num_pages * sizeof(KvPage) +
                       MAX_SEQUENCES * (sizeof(Sequence) + EVENTS_PER_ROW * sizeof(TokenEvent)));
-    for (uint32_t i = 0; i < num_programs; ++i) args.batches[i] = take(sizeof(WideBatch));
+    for (uint32_t i = 0; i < num_programs; ++i) args.batches[i] = take(sizeof(JobBatch));
     for (uint32_t i = 0; i < num_programs; ++i) {
       steps_.push_back(args);
       steps_[i].program = i;
@@ -165,10 +165,10 @@ class Simulation {
   }
 
   void show(const Context& context, uint32_t program, const Sequences& sequences) const {
-    const auto& batch = *context.at<WideBatch>(steps_[program].batch);
-    const bool is_wide = steps_[program].max_rows[program] > MAX_ROWS;
-    const uint32_t num_runs = is_wide ? batch.batch.num_wide_runs : batch.batch.num_runs;
-    const BatchRun* runs = is_wide ? batch.runs : batch.batch.runs;
+    const auto& batch = *context.at<JobBatch>(steps_[program].batch);
+    const bool has_jobs = steps_[program].max_rows[program] > MAX_ROWS;
+    const uint32_t num_runs = has_jobs ? batch.batch.num_job_runs : batch.batch.num_runs;
+    const BatchRun* runs = has_jobs ? batch.runs : batch.batch.runs;
     std::vector<bool> has_rows(sequences.end());
     const auto id_of = [&](uint32_t slot) { return requests_[sequences[slot].request].id; };
     printf("%u", program);

@@ -88,7 +88,7 @@ def test_decode(
 @pytest.mark.parametrize(
     ("num_ranks", "num_heads", "num_kv_heads", "num_layers", "longer"), [(2, 6, 3, 2, 24), (1, 4, 1, 1, 350)]
 )
-def test_wide_iterations(
+def test_job_iterations(
     num_ranks: int, num_heads: int, num_kv_heads: int, num_layers: int, longer: int, tmp_path: Path
 ) -> None:
     """A chunk of a prompt and a row that decodes: what tasks do before their waits are met needs none of the iteration. Two

@@ -20,7 +20,7 @@ DEVICE_LAYERS = [
     ["comm", "sampling"],
     ["attention"],
     ["linear"],
-    ["wide"],
+    ["jobs"],
     ["operators.cuh"],
     ["megakernel.cuh"],
 ]

@@ -31,7 +31,7 @@ class Counted(ManySum):
 @functools.cache
 def counting_tool() -> Path:
     """run_ranks linked with count_instances.cpp in place of the bodies."""
-    sources = [path for path in host_build.host_sources() if "bodies" not in path.parts]
+    sources = [path for path in host_build.host_sources() if path.parent.name != "bodies"]
     sources += [csrc_dir() / "tools" / "run_ranks.cpp", Path(__file__).with_name("count_instances.cpp")]
     return build_in_one("count_instances", ["-std=c++20", "-O1", "-pthread", "-Wall"], sources)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.ranks_in_process import build_in_one
 
-from distmk.abi import MAX_PROGRAMS, MAX_ROWS, WIDE_ROWS
+from distmk.abi import MAX_BUCKET_ROWS, MAX_PROGRAMS, MAX_ROWS
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -20,9 +20,9 @@ def test_program_choice() -> None:
     rng, questions, answers = random.Random(seed), [], []
     for _ in range(3000):
         num_programs = rng.randint(1, MAX_PROGRAMS)
-        buckets = sorted(rng.sample(range(MAX_ROWS, WIDE_ROWS + 1), num_programs))
+        buckets = sorted(rng.sample(range(MAX_ROWS, MAX_BUCKET_ROWS + 1), num_programs))
         own, has_transport = rng.randrange(num_programs), rng.random() < 0.1
-        num_rows = rng.choice([rng.randint(0, 2 * WIDE_ROWS), rng.choice(buckets) + rng.randint(-1, 1)])
+        num_rows = rng.choice([rng.randint(0, 2 * MAX_BUCKET_ROWS), rng.choice(buckets) + rng.randint(-1, 1)])
         wanted = rng.sample(range(num_programs), rng.randint(1, num_programs))
         questions.append((own, int(has_transport), num_rows, sum(1 << each for each in wanted), num_programs, *buckets))
         holding = [program for program, most in enumerate(buckets) if most >= num_rows]

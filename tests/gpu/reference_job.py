@@ -24,7 +24,7 @@ from support import tiny
 Kind = Callable[[tiny.Reference, list[int]], torch.Tensor]
 KINDS: dict[str, Kind] = {
     "bf16": lambda reference, ids: reference.bf16(ids, last=1),
-    "rounded": lambda reference, ids: reference.rounded(ids, last=1, wide=True),
+    "rounded": lambda reference, ids: reference.rounded(ids, last=1, jobs=True),
 }
 
 

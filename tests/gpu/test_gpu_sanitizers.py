@@ -6,8 +6,8 @@
 Needs compute-sanitizer on PATH or in CUDA_HOME/bin. racecheck and synccheck look at shared memory and barriers inside a
 block; order between blocks and GPUs is for distmk.check and the host twin under ThreadSanitizer. For racecheck the kernel is
 compiled so that every lane arrives at barriers for itself and flags are atomic (csrc/platform/device.h): it knows no other order.
-It reports the rings of wide products, where mbarriers alone order bulk copies and what was in their memory before. So it sees
-narrow iterations; tests/csrc/test_emulated_races.py looks at wide ones.
+It reports the rings of products in jobs, where mbarriers alone order bulk copies and what was in their memory before. So it sees
+slab iterations; tests/csrc/test_emulated_races.py looks at those of jobs.
 """
 
 from __future__ import annotations

@@ -41,14 +41,14 @@ def test_missing_operands() -> None:
 def test_shapes_that_a_body_cannot_take() -> None:
     """Blocks of a sum that are not equally spaced; rows put from or to a part of a buffer."""
     graph = Graph(2, 1)
-    wide, narrow = (graph.buffer(name, cols, rows=MAX_ROWS) for name, cols in (("wide", 12), ("narrow", 4)))
+    large, small = (graph.buffer(name, cols, rows=MAX_ROWS) for name, cols in (("large", 12), ("small", 4)))
     batch = graph.buffer("batch", ctypes.sizeof(Batch), dtype="u8").at(0)
     for blocks in ([(0, 4), (4, 8), (7, 11)], [(0, 4), (8, 12), (4, 8)]):
         graph.tasks.clear()
-        graph.add(Sum(0, "total", blocks=tuple(wide.at(0, *cols) for cols in blocks), dst=narrow.at(0), batch=batch))
+        graph.add(Sum(0, "total", blocks=tuple(large.at(0, *cols) for cols in blocks), dst=small.at(0), batch=batch))
         with pytest.raises(UsageError, match="task total: its blocks must have the same shape and be equally spaced"):
             compile_graph(graph)
-    for src, dst in ((wide.at(0), narrow.at(1)), (wide.at(0, 0, 4), wide.at(1, 0, 4)), (batch, batch.on(1))):
+    for src, dst in ((large.at(0), small.at(1)), (large.at(0, 0, 4), large.at(1, 0, 4)), (batch, batch.on(1))):
         with pytest.raises(UsageError, match="must be whole buffers of 16 rows, the same size and dtype"):
             Put(0, "rows", src=src, dst=dst, batch=batch)
 

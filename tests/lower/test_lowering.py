@@ -8,12 +8,12 @@ import pytest
 from support.programs import with_attention
 from support.tiny_config import tiny_config
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS, Scores
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, Scores
 from distmk.check import check
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import compile_graph
-from distmk.tasks import Attention, Combine, GeneralAttention, Linear, WideAttention
+from distmk.tasks import Attention, AttentionJobs, Combine, GeneralAttention, Linear
 from distmk.tasks.splits import ANY_LENGTH
 
 
@@ -42,13 +42,13 @@ def test_layers_that_differ(launch: Literal["massive", "spread"], head_dim: int)
     model = build_model(tiny_config(num_heads=4, num_kv_heads=2, head_dim=head_dim, num_layers=6))
     layers = ({"window": 9}, {"scores": Scores(0.2, 3.0)}, {"window": 64})
     options = DecodeOptions(
-        2, 30, max_seqs=1, max_model_len=64, attention_launch=launch, row_buckets=(MAX_ROWS, WIDE_ROWS)
+        2, 30, max_seqs=1, max_model_len=64, attention_launch=launch, row_buckets=(MAX_ROWS, MAX_BUCKET_ROWS)
     )
-    narrow, wide = lower_programs(with_attention(model, layers), options)
-    check(compile_graph(narrow, wide))
+    slabs, jobs = lower_programs(with_attention(model, layers), options)
+    check(compile_graph(slabs, jobs))
     wanted = ((9, None, None), (ANY_LENGTH, 0.2, 3.0), (ANY_LENGTH, None, None))
-    for task in (*narrow.tasks, *wide.tasks):
-        if isinstance(task, (Attention, Combine, WideAttention)) or (isinstance(task, Linear) and task.fused_partials):
+    for task in (*slabs.tasks, *jobs.tasks):
+        if isinstance(task, (Attention, Combine, AttentionJobs)) or (isinstance(task, Linear) and task.fused_partials):
             shape = task.shape
             layer = int(task.op.removeprefix("layer").partition(".")[0])
             assert shape and (shape.window, shape.scores.scale, shape.scores.softcap) == wanted[layer % 3], task.op

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.tiny_config import tiny_config
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS, Space
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, Space
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.lower.memory import least_memory
 from distmk.model.config import ModelConfig
@@ -34,7 +34,7 @@ TWO_LAYERS = dataclasses.replace(PRESETS["qwen3-8b"], num_layers=2)
 def test_close_lower_bound(config: ModelConfig, options: dict[str, Any], close: float) -> None:
     made = DecodeOptions(**options)
     need = least_memory(config, made)
-    assert not need.wide
+    assert not need.jobs
     for rank in compile_graph(*lower_programs(build_model(config), made)).ranks:
         private, heap = need.weights + need.kv_cache, rank.header.heap_bytes
         assert close * rank.header.local_bytes <= private <= rank.header.local_bytes
@@ -42,16 +42,16 @@ def test_close_lower_bound(config: ModelConfig, options: dict[str, Any], close: 
 
 
 @pytest.mark.parametrize(("num_ranks", "tiled"), [(1, False), (1, True), (3, False), (3, True)])
-def test_close_lower_bound_of_wide_iterations(num_ranks: int, tiled: bool) -> None:
+def test_close_lower_bound_of_job_iterations(num_ranks: int, tiled: bool) -> None:
     without = DecodeOptions(num_ranks, max_model_len=64, tiled=tiled)
-    options = dataclasses.replace(without, row_buckets=(MAX_ROWS, WIDE_ROWS))
-    narrow, wide = lower_programs(build_model(TWO_LAYERS), options)
+    options = dataclasses.replace(without, row_buckets=(MAX_ROWS, MAX_BUCKET_ROWS))
+    slabs, jobs = lower_programs(build_model(TWO_LAYERS), options)
     need, least = least_memory(TWO_LAYERS, options), least_memory(TWO_LAYERS, without)
     assert (need.weights, need.kv_cache) == (least.weights, least.kv_cache)
-    alone = least_memory(TWO_LAYERS, dataclasses.replace(options, row_buckets=(WIDE_ROWS,)))
+    alone = least_memory(TWO_LAYERS, dataclasses.replace(options, row_buckets=(MAX_BUCKET_ROWS,)))
     assert alone == dataclasses.replace(need, heap=need.heap - least.heap)
-    own = [buffer for buffer in wide.buffers if buffer not in narrow.buffers and not buffer.name.startswith("sampled")]
-    for space, bound in ((Space.LOCAL, need.wide), (Space.HEAP, need.heap - least.heap)):
+    own = [buffer for buffer in jobs.buffers if buffer not in slabs.buffers and not buffer.name.startswith("sampled")]
+    for space, bound in ((Space.LOCAL, need.jobs), (Space.HEAP, need.heap - least.heap)):
         num_bytes = sum(buffer.num_bytes for buffer in own if buffer.space is space)
         assert 0.98 * num_bytes <= bound <= num_bytes
 

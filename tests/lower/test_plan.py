@@ -99,7 +99,7 @@ def test_reduced_shares_of_qkv() -> None:
     assert set(rows) == {32} and combine == [16, 17, 18, 19]
 
 
-WIDE = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "hidden_size": 1152, "intermediate_size": 1024}
+JOBS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "hidden_size": 1152, "intermediate_size": 1024}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_workers_reserved_for_attention(
     num_ranks: int, changes: dict[str, int], options: dict[str, Any], num_reserved: int
 ) -> None:
     """They get no rows of qkv and o, but all of the other matrices."""
-    sizes = {**WIDE, "num_layers": 3, **changes}
+    sizes = {**JOBS, "num_layers": 3, **changes}
     made = plan(num_ranks, 30, sizes, **{"max_seqs": 1, "attention_launch": "spread", **options})
     assert made.roles.num_reserved == num_reserved
     for partition in (*made.qkv, made.o):
@@ -129,7 +129,7 @@ def test_workers_reserved_for_attention(
 
 
 def test_workers_that_poll_have_every_matrix() -> None:
-    made = plan(2, 30, {**WIDE, "intermediate_size": 64, "num_layers": 3}, max_seqs=1, attention_launch="spread")
+    made = plan(2, 30, {**JOBS, "intermediate_size": 64, "num_layers": 3}, max_seqs=1, attention_launch="spread")
     for rank in made.ranks:
         fewest = min(made.qkv[rank].num_tasks, made.mlp[rank].num_tasks, made.o.num_tasks)
         assert 0 < made.roles.num_polling[rank] == fewest < 30
@@ -141,7 +141,7 @@ def test_workers_that_poll_have_every_matrix() -> None:
     ("num_workers", "num_reserved"), [(3 * COMBINE_WIDTH - 1, 0), (3 * COMBINE_WIDTH, COMBINE_WIDTH)]
 )
 def test_at_most_a_third_of_the_workers_is_reserved(num_workers: int, num_reserved: int) -> None:
-    made = plan(2, num_workers, {**WIDE, "num_layers": 3}, max_seqs=1, attention_launch="spread")
+    made = plan(2, num_workers, {**JOBS, "num_layers": 3}, max_seqs=1, attention_launch="spread")
     assert made.roles.num_reserved == num_reserved
 
 

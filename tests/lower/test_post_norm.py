@@ -10,7 +10,7 @@ from support.features import model_of
 from support.programs import complaint, refusal
 from support.tiny_config import tiny_config
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS
 from distmk.check import check
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.program.program import Program, compile_graph, decode_args
@@ -18,9 +18,9 @@ from distmk.tasks import Linear, PostNorm, Sum
 
 SPREAD = {"attention_launch": "spread", "tiled": True}
 OPTIONS: list[dict[str, Any]] = [
-    {"row_buckets": (MAX_ROWS, WIDE_ROWS)},
+    {"row_buckets": (MAX_ROWS, MAX_BUCKET_ROWS)},
     SPREAD,
-    {**SPREAD, "max_seqs": 1, "row_buckets": (MAX_ROWS, WIDE_ROWS)},
+    {**SPREAD, "max_seqs": 1, "row_buckets": (MAX_ROWS, MAX_BUCKET_ROWS)},
 ]
 SIZES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "hidden_size": 256}
 

@@ -318,8 +318,8 @@ def test_graph_command(capsys: pytest.CaptureFixture[str], tmp_path: object) -> 
     assert {"operators", *(f"after {name}" for name in PASSES)} <= set(stages), list(stages)
     assert stages["after slice_matrices"].strip() == "no change" and "HeadNorm" in stages["operators"]
     assert "FusedAttention(%3, head_dim=128" in stages["after fuse_residual"] and "lm_head" not in text
-    narrow = stages["tasks of rank 0 in an iteration of up to 16 tokens"]
-    assert re.search(r"layer1\.qkv +3 linear \(ahead\)", narrow) and "layer2" not in text
+    slabs = stages["tasks of rank 0 in an iteration of up to 16 tokens"]
+    assert re.search(r"layer1\.qkv +3 linear \(ahead\)", slabs) and "layer2" not in text
     drawn = ElementTree.parse(svg).getroot()
     boxes = drawn.findall(".//{http://www.w3.org/2000/svg}rect")
     assert len(boxes) == stages["operators"].count("\n") + stages["after fuse_residual"].count("\n")

@@ -14,7 +14,7 @@ from distmk import LLM, AsyncLLM
 from distmk.errors import RankLostError, UsageError
 from distmk.serving.sampling import SamplingParams, TokenOutput
 
-pytestmark = pytest.mark.usefixtures("narrow_iterations")
+pytestmark = pytest.mark.usefixtures("slab_iterations")
 
 LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
 

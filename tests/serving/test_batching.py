@@ -14,7 +14,7 @@ import pytest
 from distmk import LLM, SamplingParams
 from distmk.errors import UsageError
 
-pytestmark = pytest.mark.usefixtures("narrow_iterations")
+pytestmark = pytest.mark.usefixtures("slab_iterations")
 
 MAX_TOKENS = 20
 Completions = dict[tuple[int, ...], list[int]]

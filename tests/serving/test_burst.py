@@ -12,7 +12,7 @@ import pytest
 from distmk import LLM, SamplingParams
 from distmk.serving.sampling import TokenOutput
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("narrow_iterations")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]
 NUM_REQUESTS, NUM_TOKENS = 6, 40
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 

@@ -18,7 +18,7 @@ from distmk import LLM, SamplingParams
 from distmk.errors import Interrupted, UsageError
 from distmk.serving.sampling import TokenOutput
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("narrow_iterations")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 

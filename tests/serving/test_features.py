@@ -17,7 +17,7 @@ from distmk import LLM
 from distmk.abi import MAX_ROWS
 
 NOISE = 1e-5  # more than that of float32 sums in another order
-LENGTHS = (1, 2, 13, 20, 40)  # of prompts: one row, many of a narrow iteration, a wide one
+LENGTHS = (1, 2, 13, 20, 40)  # of prompts: one row, many of a slab iteration, one of jobs
 ODD = {"hidden_size": 90, "intermediate_size": 75, "qkv_bias": True, "o_bias": True, "mlp_bias": True}
 GPU = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 
@@ -41,7 +41,7 @@ def test_logits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As near to a reference that rounds alike as that is to the model's definition; where no number was rounded to the other
-    side, which is required of some narrow prompt, much nearer.
+    side, which is required of some slab prompt, much nearer.
     """
     require(backend, num_ranks)
     if node_size:

@@ -43,7 +43,7 @@ def test_logits(family: Family, num_ranks: int, rng: np.random.Generator, tmp_pa
             ids = [int(token) for token in rng.integers(0, changes["vocab_size"], length)]
             got = torch.from_numpy(llm.compute_logits(ids).copy()).double()
             assert got.shape == (changes["vocab_size"],)
-            exact, rounded = reference.exact(ids)[-1], reference.rounded(ids, wide=False)[-1]
+            exact, rounded = reference.exact(ids)[-1], reference.rounded(ids, jobs=False)[-1]
             noise, _ = largest(exact - reference.exact(ids, dtype=torch.float64)[-1])
             rounding, _ = largest(rounded - exact)
             drift, at = largest(got - rounded)
@@ -76,7 +76,7 @@ def test_logits_beyond_the_context_of_pretraining(num_ranks: int, rope: dict[str
     tiny.save(model, tmp_path)
     ids = [int(token) for token in np.random.default_rng(1).integers(0, 203, length - 1)]
     reference = Reference(model)
-    exact, rounded = reference.exact(ids)[-1], reference.rounded(ids, wide=False)[-1]
+    exact, rounded = reference.exact(ids)[-1], reference.rounded(ids, jobs=False)[-1]
     with LLM(
         str(tmp_path), tensor_parallel_size=num_ranks, num_workers=2, keep_logits=True, max_model_len=length
     ) as llm:

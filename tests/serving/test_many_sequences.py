@@ -1,4 +1,4 @@
-"""More sequences at once than a narrow iteration has rows: they decode in wide iterations, beside prompts."""
+"""More sequences at once than a slab iteration has rows: they decode in job iterations, beside prompts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from support import tiny
 from support.faults import write_config
-from support.logprob_checks import WORST_WIDE_ROUNDING, check_output
+from support.logprob_checks import WORST_JOB_ROUNDING, check_output
 from support.machine import on, require
 from support.pages import check_all_free
 from support.tiny import Reference, check_greedy
 from support.tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
-from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, MAX_SEQUENCES
 from distmk.errors import UsageError
 from distmk.serving.sampling import Logprob, RequestOutput
 
@@ -79,7 +79,7 @@ def test_at_once(
     with LLM(str(model), backend=backend, max_num_seqs=max_num_seqs, **sizes) as llm:
         outputs = llm.generate(prompts, [params_of(n, temperature=0.0) for n in num_new])
         num_prompt_tokens = sum(map(len, prompts))
-        assert llm.stats().num_iterations <= NEW_TOKENS + num_prompt_tokens // (WIDE_ROWS - max_num_seqs) + 1
+        assert llm.stats().num_iterations <= NEW_TOKENS + num_prompt_tokens // (MAX_BUCKET_ROWS - max_num_seqs) + 1
         check_all_free(llm)
     walks = [
         check_greedy(reference, out.prompt_token_ids, out.outputs[0].token_ids, f"request {index}")
@@ -98,10 +98,10 @@ def results_of(output: RequestOutput) -> object:
 def test_as_if_alone(
     model: Path, reference: Reference, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, num_ranks: int
 ) -> None:
-    """A request gives what it gives alone, bit for bit, as all iterations are wide: with seeded draws, penalties, log
+    """A request gives what it gives alone, bit for bit, as all iterations have jobs: with seeded draws, penalties, log
     probabilities, and scored prompts of which more rows are sampled than there is room for.
     """
-    monkeypatch.setenv("DISTMK_ROW_BUCKETS", str(WIDE_ROWS))
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", str(MAX_BUCKET_ROWS))
     prompts = random_prompts(rng, 120)
     params = [params_of(int(rng.integers(1, NEW_TOKENS + 1)), **KINDS[index % 4]) for index in range(len(prompts))]
     options: dict[str, Any] = {"tensor_parallel_size": num_ranks, "num_workers": 2, "enable_prefix_caching": False}
@@ -112,11 +112,11 @@ def test_as_if_alone(
             alone = llm.generate([prompts[index]], params[index])[0]
             assert results_of(alone) == results_of(together[index]), f"request {index}"
     for output, asked in zip(together[3::4], params[3::4], strict=True):
-        check_output(reference, output, asked, WORST_WIDE_ROUNDING)
+        check_output(reference, output, asked, WORST_JOB_ROUNDING)
 
 
 def test_slots_are_taken_again(model: Path, rng: np.random.Generator) -> None:
-    """Sequences in high slots outlive those in low ones, decode in narrow iterations, and others join them."""
+    """Sequences in high slots outlive those in low ones, decode in slab iterations, and others join them."""
     lengths = [1] * MAX_ROWS + [60] * 3 + [1] * 20 + [int(n) for n in rng.integers(1, 9, 30)]
     prompts = random_prompts(rng, len(lengths))
     with LLM(str(model), num_workers=1, max_num_seqs=20) as llm:

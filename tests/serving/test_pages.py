@@ -15,7 +15,7 @@ from distmk.errors import UsageError
 from distmk.serving.request_queue import Call
 from distmk.serving.sampling import TokenOutput
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("narrow_iterations")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]
 FEW_PAGES = 13  # a sequence of 160 tokens takes 10
 
 

@@ -12,7 +12,7 @@ from distmk import LLM, SamplingParams
 from distmk.abi import CommandKind
 from distmk.serving.prefix_cache import CachedTokens, PrefixCache
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("narrow_iterations")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]
 FOUR = SamplingParams(max_tokens=4, ignore_eos=True)
 
 

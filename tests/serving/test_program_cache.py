@@ -18,7 +18,7 @@ from support.damage import ways as damages
 from support.tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
-from distmk.abi import MAX_ROWS, WIDE_ROWS, Scores
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, Scores
 from distmk.backends import build_cache
 from distmk.backends.cache_files import cannot_write
 from distmk.backends.host.build import build
@@ -167,7 +167,7 @@ def test_wrong_bytes_are_noticed(cache: Path) -> None:
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_wrong_names_are_noticed(cache: Path, index: int) -> None:
     """In the archive's list of contents, of any of three programs."""
-    program_cache.proved_program(CONFIG, dataclasses.replace(OPTIONS, row_buckets=(MAX_ROWS, 40, WIDE_ROWS)), 0)
+    program_cache.proved_program(CONFIG, dataclasses.replace(OPTIONS, row_buckets=(MAX_ROWS, 40, MAX_BUCKET_ROWS)), 0)
     (path,) = files(cache)
     assert len(program_file.load(path, 0).others) == 2
     before, name, after = path.read_bytes().rpartition(b"%d.shared" % index)

@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_text(
 def test_rows_of_seeded_requests_keep_to_programs(
     tiny_model: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, row_buckets: str
 ) -> None:
-    """Wide iterations round differently, but compute the same rows in any company: most log probabilities have the same bits."""
+    """Job iterations round differently, but compute the same rows in any company: most log probabilities have the same bits."""
     monkeypatch.setenv("DISTMK_ROW_BUCKETS", row_buckets)
     prompts = [random_ids(rng, int(n)) for n in rng.integers(1, 100, 12)]
     params = [
@@ -124,7 +124,7 @@ def test_rows_of_seeded_requests_keep_to_programs(
 def test_seeded_requests_that_are_put_back_end(
     tiny_model: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, share: float, row_buckets: str
 ) -> None:
-    """What a short prompt has generated is read again by narrow iterations, though it has more rows than one of them."""
+    """What a short prompt has generated is read again by slab iterations, though it has more rows than one of them."""
     monkeypatch.setenv("DISTMK_ROW_BUCKETS", row_buckets)
     options: dict[str, Any] = {"num_workers": 1, "max_num_seqs": 12, "num_gpu_blocks_override": 30}
     with LLM(str(tiny_model), **options) as llm:

@@ -1,4 +1,4 @@
-"""Prompts are read by wide iterations, which take turns with narrow ones: the same model, whatever an iteration carries."""
+"""Prompts are read by job iterations, which take turns with those of slabs: the same model, whatever an iteration carries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.pages import check_all_free
 from support.tiny import Reference, check_greedy, relative_error
 
 from distmk import LLM, SamplingParams
-from distmk.abi import EVENT_STRIDE_BYTES, MAX_ROWS, WIDE_ROWS, ProgramHeader, Space
+from distmk.abi import EVENT_STRIDE_BYTES, MAX_BUCKET_ROWS, MAX_ROWS, ProgramHeader, Space
 from distmk.errors import UsageError
 from distmk.program.layout import Placed
 from distmk.serving.sampling import RequestOutput
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(200)
 
 VOCAB_SIZE = 203
 LONGEST = 1200
-LENGTHS = (17, 100, WIDE_ROWS - 1, WIDE_ROWS + 1, 1100)
+LENGTHS = (17, 100, MAX_BUCKET_ROWS - 1, MAX_BUCKET_ROWS + 1, 1100)
 OPTIONS: dict[str, Any] = {"num_workers": 1}
 
 
@@ -63,9 +63,9 @@ def iterations(llm: LLM) -> tuple[int, ...]:
     return first, *(number - 1 for number in others)  # their first turns are not started by their events
 
 
-def num_wide(num_tokens: int) -> int:
-    """Wide iterations that read so many tokens of one prompt. What is left behind them may fit a narrow one."""
-    return num_tokens // WIDE_ROWS + (num_tokens % WIDE_ROWS > MAX_ROWS)
+def num_jobs(num_tokens: int) -> int:
+    """Job iterations that read so many tokens of one prompt. What is left behind them may fit one of slabs."""
+    return num_tokens // MAX_BUCKET_ROWS + (num_tokens % MAX_BUCKET_ROWS > MAX_ROWS)
 
 
 def params_of(max_tokens: int, **options: Any) -> SamplingParams:
@@ -82,7 +82,7 @@ def prompts() -> list[list[int]]:
 def checked_logits(llm: LLM, reference: Reference, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The engine's logits, and the exact ones."""
     got = torch.from_numpy(llm.compute_logits(ids).copy()).double()
-    want, rounded = reference.exact(ids, 1)[-1], reference.rounded(ids, 1, wide=True)[-1]
+    want, rounded = reference.exact(ids, 1)[-1], reference.rounded(ids, 1, jobs=True)[-1]
     off, rounding = float((got - rounded).abs().max()), float((rounded - want).abs().max())
     assert off <= 3 * rounding, f"prompt of {len(ids)}: off by {off:.3g}, rounding {rounding:.3g}"
     return got, want
@@ -96,7 +96,7 @@ def test_logits(model: Path, reference: Reference, prompts: list[list[int]], num
         for ids in prompts:
             got, want = checked_logits(llm, reference, ids)
             ours, theirs, exact = [*ours, got], [*theirs, reference.bf16(ids, 1)[-1]], [*exact, want]
-            assert iterations(llm)[1] >= num_wide(len(ids)), f"prompt of {len(ids)}"
+            assert iterations(llm)[1] >= num_jobs(len(ids)), f"prompt of {len(ids)}"
     error, their_error = (relative_error(torch.stack(each), torch.stack(exact)) for each in (ours, theirs))
     print(f"relative error {error:.2g}; transformers in bf16: {their_error:.2g}")
     assert error <= their_error
@@ -118,8 +118,8 @@ def test_queue_of_all_lengths(llm: LLM, reference: Reference, rng: np.random.Gen
     prompts = [random_ids(rng, int(n)) for n in [*rng.integers(1, 20, 20), *rng.integers(1, 600, 20)]]
     rng.shuffle(prompts)
     outputs = llm.generate(prompts, [params_of(int(n)) for n in rng.integers(1, 12, len(prompts))])
-    narrow, wide = iterations(llm)
-    assert narrow > 3 and wide >= sum(map(len, prompts)) // WIDE_ROWS, (narrow, wide)
+    slabs, jobs = iterations(llm)
+    assert slabs > 3 and jobs >= sum(map(len, prompts)) // MAX_BUCKET_ROWS, (slabs, jobs)
     check_tokens(reference, outputs)
     check_all_free(llm)
 
@@ -169,7 +169,7 @@ def test_cached_prefix(llm: LLM, reference: Reference, rng: np.random.Generator)
     for ids, cached in ((prompt, 0), (prompt, 592), ([*prompt[:550], *random_ids(rng, 300)], 544), ([1, *prompt], 0)):
         outputs += llm.generate([ids], params_of(4))
         assert outputs[-1].num_cached_tokens == cached
-        assert (iterations(llm)[1] >= num_wide(len(ids) - cached)) and (cached < 592 or not iterations(llm)[1])
+        assert (iterations(llm)[1] >= num_jobs(len(ids) - cached)) and (cached < 592 or not iterations(llm)[1])
     check_tokens(reference, outputs)
     check_all_free(llm)
 
@@ -202,9 +202,9 @@ def test_cancelled_in_its_prompt(model: Path, rng: np.random.Generator) -> None:
         assert llm.generate([prompts[0]], params_of(30))[0].outputs[0].token_ids == alone
 
 
-@pytest.mark.parametrize("most", [17, 40, WIDE_ROWS])
+@pytest.mark.parametrize("most", [17, 40, MAX_BUCKET_ROWS])
 def test_an_iteration_carries_at_most_so_many(model: Path, reference: Reference, most: int) -> None:
-    """By the iterations that prompts take. Those that fit a narrow one, and single tokens, are read by it."""
+    """By the iterations that prompts take. Those that fit one of slabs, and single tokens, are read by it."""
     rng, outputs = np.random.default_rng(5), []
     with LLM(str(model), max_num_batched_tokens=most, enable_prefix_caching=False, **OPTIONS) as llm:
         for length in (most - 1, most, most + 1, 2 * most + 3):

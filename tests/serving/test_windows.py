@@ -52,7 +52,7 @@ def model(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_windows(
     model: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch, backend: str, num_ranks: int, row_buckets: str
 ) -> None:
-    """Prompts of several windows, by wide and by narrow iterations, and an answer that outgrows the window."""
+    """Prompts of several windows, by job and by slab iterations, and an answer that outgrows the window."""
     require(backend, num_ranks)
     monkeypatch.setenv("DISTMK_ROW_BUCKETS", row_buckets)
     rng = np.random.default_rng(num_ranks)
@@ -68,7 +68,7 @@ def test_windows(
     ) as llm:
         for ids in prompts:
             got = torch.from_numpy(llm.compute_logits(ids).copy()).double()
-            want, rounded = reference.exact(ids, 1)[-1], reference.rounded(ids, 1, wide=True)[-1]
+            want, rounded = reference.exact(ids, 1)[-1], reference.rounded(ids, 1, jobs=True)[-1]
             off, rounding = float((got - rounded).abs().max()), float((rounded - want).abs().max())
             assert off <= 3 * rounding, f"prompt of {len(ids)}: off by {off:.3g}, rounding {rounding:.3g}"
             ours, theirs, exact = [*ours, got], [*theirs, reference.bf16(ids, 1)[-1]], [*exact, want]
@@ -85,4 +85,4 @@ def test_windows_matter(reference: Reference) -> None:
     ids = [int(token) for token in np.random.default_rng(1).integers(0, 203, WINDOW + 1)]
     wider = tiny.make("qwen2", 5, **SIZES | {"sliding_window": WINDOW + 1})
     moved = float((Reference(wider).exact(ids, 1) - reference.exact(ids, 1)).abs().max())
-    assert moved > 3 * float((reference.rounded(ids, 1, wide=True) - reference.exact(ids, 1)).abs().max())
+    assert moved > 3 * float((reference.rounded(ids, 1, jobs=True) - reference.exact(ids, 1)).abs().max())

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from distmk import LLM
 
 ROW_BUCKETS, LENGTHS = "16,40", (5, 17, 41)
-"""Prompts of some rows of a narrow iteration, of a wide one, and of a single row behind a wide one."""
+"""Prompts of some rows of a slab iteration, of one of jobs, and of a single row behind one of jobs."""
 NOISE = 1.5
 """Limit of the error, times that of transformers' own bf16 run: of few prompts it varies, from 0.5 to 1.2 in hundreds of runs."""
 

@@ -17,9 +17,9 @@ from distmk.serving.sampling import Logprob, RequestOutput
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 1}
 NOISE = 1e-4  # of adding up float32 in another order
-# Largest error over that of rounding in the reference: narrow iterations round elsewhere, and in wide ones a number may
+# Largest error over that of rounding in the reference: slab iterations round elsewhere, and in those of jobs a number may
 # seldom round to another side.
-WORST_ROUNDING, WORST_WIDE_ROUNDING = 3.0, 1.0
+WORST_ROUNDING, WORST_JOB_ROUNDING = 3.0, 1.0
 
 
 def scored_model(folder: Path, seed: int) -> tuple[Path, Reference]:
@@ -33,7 +33,7 @@ class Expected:
 
     def __init__(self, reference: Reference, ids: list[int], worst: float = WORST_ROUNDING) -> None:
         exact, self.values = (
-            logits.log_softmax(-1) for logits in (reference.exact(ids), reference.rounded(ids, wide=True))
+            logits.log_softmax(-1) for logits in (reference.exact(ids), reference.rounded(ids, jobs=True))
         )
         self.tolerance = worst * float((self.values - exact).abs().max()) + NOISE
 

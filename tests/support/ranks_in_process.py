@@ -39,7 +39,7 @@ REPORT = ("ThreadSanitizer", "AddressSanitizer", "LeakSanitizer", "runtime error
 
 def build_in_one(name: str, flags: Sequence[str], sources: Sequence[Path]) -> Path:
     """`sources` linked as a program. But for task bodies they are one translation unit, which takes half as long to compile."""
-    bodies = [path for path in sources if "bodies" in path.parts]
+    bodies = [path for path in sources if path.parent.name == "bodies"]
     others = [path for path in sources if path not in bodies]
     generated = {"sources.h": "".join(f'#include "{path}"\n' for path in others)}
     return build_sources(name, "", flags, [*bodies, IN_ONE], others, generated)

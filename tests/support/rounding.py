@@ -1,4 +1,4 @@
-"""transformers' models in float32, rounded to bf16 where the runtime rounds, which differs in narrow and wide iterations."""
+"""transformers' models in float32, rounded to bf16 where the runtime rounds, which differs in slab and job iterations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RoundingCache(DynamicCache):
 def rounded_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
-    """Attention of wide iterations: tensor cores read queries and exponentials in bf16, and sums stay float32.
+    """Attention of job iterations: tensor cores read queries and exponentials in bf16, and sums stay float32.
 
     query: [batch, heads, rows, head_dim]; key, value: [batch, KV heads, positions, head_dim]; mask: added to the scores.
     """
@@ -47,17 +47,17 @@ AttentionMaskInterface.register(ATTENTION, eager_mask)
 
 
 @contextmanager
-def rounded_as_in_the_runtime(model: PreTrainedModel, wide: bool) -> Iterator[None]:
-    """Inside the block, linear layers round their input. `wide`: q, k and v are rounded, and attention is `rounded_attention`.
+def rounded_as_in_the_runtime(model: PreTrainedModel, jobs: bool) -> Iterator[None]:
+    """Inside the block, linear layers round their input. `jobs`: q, k and v are rounded, and attention is `rounded_attention`.
 
     A norm's weight goes into the matrices behind it, which are rounded again. What it multiplies is rounded and divided by the
-    rms of the rounded row, or, `wide`, divided and then rounded.
+    rms of the rounded row, or, `jobs`, divided and then rounded.
     """
 
     def normalized(norm: Any, inputs: tuple[Tensor], _: Tensor) -> Tensor:
-        x = inputs[0] if wide else rounded(inputs[0])
+        x = inputs[0] if jobs else rounded(inputs[0])
         divided = x / (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
-        return rounded(divided) if wide else divided
+        return rounded(divided) if jobs else divided
 
     handles, matrices = [], []
     for layer in model.model.layers:
@@ -65,7 +65,7 @@ def rounded_as_in_the_runtime(model: PreTrainedModel, wide: bool) -> Iterator[No
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         matrices.append((layer.input_layernorm, qkv))
         matrices.append((layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]))
-        handles += [module.register_forward_hook(lambda *made: rounded(made[-1])) for module in qkv if wide]
+        handles += [module.register_forward_hook(lambda *made: rounded(made[-1])) for module in qkv if jobs]
         for module in (attention.o_proj, mlp.down_proj):
             handles.append(module.register_forward_pre_hook(lambda _, x: rounded(x[0])))
     matrices.append((model.model.norm, [model.lm_head]))
@@ -75,7 +75,7 @@ def rounded_as_in_the_runtime(model: PreTrainedModel, wide: bool) -> Iterator[No
         for module in modules:
             module.weight = torch.nn.Parameter(rounded(module.weight * norm.weight), requires_grad=False)
     attention_before = model.config._attn_implementation
-    if wide:
+    if jobs:
         model.set_attn_implementation(ATTENTION)
     try:
         yield

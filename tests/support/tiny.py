@@ -153,9 +153,9 @@ class Reference:
         return self._made[dtype]
 
     def _logits(
-        self, ids: list[int], last: int, dtype: torch.dtype, cache: DynamicCache | None = None, wide: bool = False
+        self, ids: list[int], last: int, dtype: torch.dtype, cache: DynamicCache | None = None, jobs: bool = False
     ) -> Tensor:
-        key = (tuple(ids), last, dtype, cache is None, wide)
+        key = (tuple(ids), last, dtype, cache is None, jobs)
         if key not in self._known:
             with torch.no_grad():
                 options = {"past_key_values": cache, "use_cache": cache is not None, "logits_to_keep": last}
@@ -167,12 +167,12 @@ class Reference:
         """float32 throughout, or float64."""
         return self._logits(ids, last, dtype)
 
-    def rounded(self, ids: list[int], last: int = 0, *, wide: bool) -> Tensor:
-        """float32, rounded to bf16 where wide or narrow iterations round, whose logits differ from these by float32 noise, and
+    def rounded(self, ids: list[int], last: int = 0, *, jobs: bool) -> Tensor:
+        """float32, rounded to bf16 where job or slab iterations round, whose logits differ from these by float32 noise, and
         where that makes a number round to the other side.
         """
-        with rounded_as_in_the_runtime(self._in(torch.float32), wide):
-            return self._logits(ids, last, torch.float32, RoundingCache(), wide)
+        with rounded_as_in_the_runtime(self._in(torch.float32), jobs):
+            return self._logits(ids, last, torch.float32, RoundingCache(), jobs)
 
     def bf16(self, ids: list[int], last: int = 0) -> Tensor:
         """transformers' own run in bf16, activations included."""
@@ -196,14 +196,14 @@ class Walk:
 def check_greedy(reference: Reference, prompt: list[int], tokens: list[int], what: str) -> Walk:
     """AssertionError unless every token is the float32 reference's best one, or within the error of the best.
 
-    The error is the most by which rounding to bf16, as wide iterations do, moves two logits of a position towards each other. A
-    best token that leads by more must have been chosen. Positions of the prompt count, too, where there are few tokens: narrow
+    The error is the most by which rounding to bf16, as job iterations do, moves two logits of a position towards each other. A
+    best token that leads by more must have been chosen. Positions of the prompt count, too, where there are few tokens: slab
     iterations round elsewhere, so that a few positions of the reference say little of what is possible.
     """
     ids = prompt + tokens[:-1]
     last = min(len(ids), max(len(tokens), MIN_POSITIONS))
     exact = reference.exact(ids, last)
-    moved = reference.rounded(ids, last, wide=True) - exact
+    moved = reference.rounded(ids, last, jobs=True) - exact
     tolerance = float((moved.amax(-1) - moved.amin(-1)).max())
     exact = exact[-len(tokens) :]
     best = exact.topk(2)

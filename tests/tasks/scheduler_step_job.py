@@ -1,10 +1,10 @@
 """What every rank of test_scheduler_step.py runs: launches of a graph in which each rank copies the row table that it got.
 
     python tests/tasks/scheduler_step_job.py BACKEND PROMPTS KIND
-        PROMPTS: a list of launches, each a list of prompts and a number of new tokens for each; KIND: narrow or wide
+        PROMPTS: a list of launches, each a list of prompts and a number of new tokens for each; KIND: slabs or jobs
 
 Rank 0 prints a JSON object a launch: tokens (request, token id, iteration) and, of each rank, the last batch that had rows
-(num_reset_rows, rows, runs; tokens of a wide iteration, and the numbers of its sampled rows), the pages of every slot, and the
+(num_reset_rows, rows, runs; tokens of a job iteration, and the numbers of its sampled rows), the pages of every slot, and the
 batch that ended the launch.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from support import jobs
 
 import distmk
-from distmk.abi import MAX_ROWS, Batch, LaunchKind, WideBatch
+from distmk.abi import MAX_ROWS, Batch, JobBatch, LaunchKind
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.tasks import Put, SchedulerStep
 from distmk.tasks.scheduling import batcher_bytes, candidates_bytes
@@ -36,14 +36,14 @@ class Kind(NamedTuple):
     max_slots: int
     max_rows: int
     num_pages: int
-    batch: type[Batch] | type[WideBatch]
+    batch: type[Batch] | type[JobBatch]
 
     @property
     def num_slots(self) -> int:
         return slots_for(self.max_slots)
 
 
-KINDS = {"narrow": Kind(4, MAX_ROWS, 9, Batch), "wide": Kind(40, 100, 99, WideBatch)}
+KINDS = {"slabs": Kind(4, MAX_ROWS, 9, Batch), "jobs": Kind(40, 100, 99, JobBatch)}
 
 
 def step_graph(num_ranks: int, kind: Kind) -> distmk.Graph:
@@ -77,20 +77,20 @@ def step_graph(num_ranks: int, kind: Kind) -> distmk.Graph:
 def found(session: distmk.Session, kind: Kind) -> dict[str, Any]:
     """What this rank got."""
     last, end = (kind.batch.from_buffer_copy(session.view(name).tobytes()) for name in ("last batch", "batch"))
-    counts, counts_at_end = (batch.batch if isinstance(batch, WideBatch) else batch for batch in (last, end))
-    num_runs = counts.num_wide_runs if isinstance(last, WideBatch) else counts.num_runs
-    if isinstance(last, WideBatch):
-        wide = {
+    counts, counts_at_end = (batch.batch if isinstance(batch, JobBatch) else batch for batch in (last, end))
+    num_runs = counts.num_job_runs if isinstance(last, JobBatch) else counts.num_runs
+    if isinstance(last, JobBatch):
+        jobs = {
             "sampled": list(last.sampled[: counts.num_rows]),
-            "tokens": list(last.tokens[: counts.num_wide_rows]),
+            "tokens": list(last.tokens[: counts.num_job_rows]),
         }
     else:
-        wide = {}
+        jobs = {}
     return {
         "num_reset_rows": counts.num_reset_rows,
         "rows": [(row.token, row.position, row.slot, row.sample) for row in last.rows[: counts.num_rows]],
         "runs": [(run.row_begin, run.num_rows, run.slot, run.kv_len) for run in last.runs[:num_runs]],
-        **wide,
+        **jobs,
         "pages": session.view("last pages").reshape(kind.num_slots, MAX_PAGES)[: kind.max_slots].tolist(),
         "stop": [counts.stop, counts_at_end.stop],
         "rows at the end": counts_at_end.num_rows,

@@ -27,7 +27,7 @@ KINDS = {
     "decode, tied embeddings, logits": (2,),
     "decode, loopback": (4,),
     "decode, 2 hosts": (1, 3),
-    "decode, wide": (1,),
+    "decode, jobs": (1,),
 }
 MOMENTS = [*((kind, number) for kind, numbers in KINDS.items() for number in numbers), ("board", 1), ("board", 2)]
 MAX_TASKS = 80  # of a moment, drawn at random

@@ -29,21 +29,21 @@ def test_rows_of_prompts(
     """A prompt that fills a batch; then one that takes two iterations, with a second prompt beside its end."""
     require(backend, num_ranks)
     fits, long, short = (rng.integers(0, 1000, length).tolist() for length in (16, 20, 3))
-    job = command(JOB, backend, json.dumps([([fits], 1), ([long, short], 1)]), "narrow", num_ranks=num_ranks)
+    job = command(JOB, backend, json.dumps([([fits], 1), ([long, short], 1)]), "slabs", num_ranks=num_ranks)
     one, two = run_job(runner, job, **nodes).objects()
     assert one["tokens"] == [[0, TOKEN, 0]] and two["tokens"] == [[0, TOKEN, 1], [1, TOKEN, 1]]
     want = [[token, i, 0, int(i == 15)] for i, token in enumerate(fits)]
     for rank, found in enumerate(one["ranks"]):
         assert found["rows"] == want, f"rank {rank}"
         assert (found["runs"], found["num_reset_rows"]) == ([[0, 16, 0, 16]], 16), f"rank {rank}"
-        check_pages(found["pages"], [16], KINDS["narrow"].num_pages)
+        check_pages(found["pages"], [16], KINDS["slabs"].num_pages)
     want = [[token, i, 0, int(i == 19)] for i, token in enumerate(long)][16:]
     want += [[token, i, 1, int(i == 2)] for i, token in enumerate(short)]
     for rank, found in enumerate(two["ranks"]):
         assert found["rows"] == want, f"rank {rank}"
         # 16 rows came before, and as many are to be reset.
         assert (found["runs"], found["num_reset_rows"]) == ([[0, 4, 0, 20], [4, 3, 1, 3]], 16), f"rank {rank}"
-        check_pages(found["pages"], [20, 3], KINDS["narrow"].num_pages)
+        check_pages(found["pages"], [20, 3], KINDS["slabs"].num_pages)
     for found in (*one["ranks"], *two["ranks"]):
         assert (found["stop"], found["rows at the end"]) == ([0, 1], 0)
 
@@ -52,14 +52,14 @@ def test_rows_of_prompts(
 def test_many_sequences(
     runner: Runner, rng: np.random.Generator, backend: str, num_ranks: int, nodes: dict[str, str]
 ) -> None:
-    """More prompts than there are rows of a narrow iteration, in one wide iteration; and then a row for each of them."""
+    """More prompts than there are rows of a slab iteration, in one job iteration; and then a row for each of them."""
     require(backend, num_ranks)
-    kind = KINDS["wide"]
+    kind = KINDS["jobs"]
     lengths = [
         int(n) for n in rng.multinomial(kind.max_rows - kind.max_slots, [1 / kind.max_slots] * kind.max_slots) + 1
     ]
     prompts = [rng.integers(0, 1000, length).tolist() for length in lengths]
-    job = command(JOB, backend, json.dumps([(prompts, 1), (prompts, 2)]), "wide", num_ranks=num_ranks)
+    job = command(JOB, backend, json.dumps([(prompts, 1), (prompts, 2)]), "jobs", num_ranks=num_ranks)
     one, two = run_job(runner, job, **nodes).objects()
     slots = range(kind.max_slots)
     assert one["tokens"] == [[slot, TOKEN, 0] for slot in slots]

@@ -53,11 +53,11 @@ DISTMK_FN uint32_t next_code_path() {
   return current_code_path();
 }
 
-// Tasks that prepare follow each other in one function: the operators of a wide iteration's layers. A function with
+// Tasks that prepare follow each other in one function: the operators of a job iteration's layers. A function with
 // many registers first saves 60 to 120 of its caller's, which is 15 MB on all SMs: too much to do for every operator.
 // Only what multiplies by warpgroups must be in functions that call nothing. Runs such tasks up to the next one of
 // another kind. `code_path`: of the first.
-DISTMK_NOINLINE void run_wide_layers(const RankState& state, uint32_t code_path) {
+DISTMK_NOINLINE void run_job_layers(const RankState& state, uint32_t code_path) {
   for (;; code_path = next_code_path()) switch (code_path) {
 #define DISTMK_CASE(id, name, Args)       \
   case CodePath::COLD + id:               \
@@ -78,7 +78,7 @@ DISTMK_FN void run_cold_task(const RankState& state, uint32_t type) {
 #define DISTMK_CASE(id, name, Args)                      \
   case id:                                               \
     if constexpr (TraitsOf<id>::PREPARES)                \
-      run_wide_layers(state, CodePath::COLD + type);     \
+      run_job_layers(state, CodePath::COLD + type);      \
     else if constexpr (!TraitsOf<id>::RUNS_ON_SCHEDULER) \
       run_cold_task_of<id>(state);                       \
     break;

@@ -11,7 +11,7 @@ DISTMK_FN void body_scheduler_step(Context& context, const SchedulerStepArgs& ar
   SchedulerCopies& copies = shared().prepare;
   const Team& team = context.team;
   const auto* candidates = context.at<Candidate>(args.candidates);
-  // A wide iteration samples more rows than there is room for.
+  // A job iteration samples more rows than there is room for.
   const bool fits = args.num_ranks <= CACHED_RANKS && args.max_rows[args.program] <= MAX_ROWS;
   // Within a launch the copies of the last step are still there.
   if (context.iteration == context.params().first_iteration) {

@@ -90,12 +90,12 @@ struct Shared {
   TaskPipeline tasks;
   TaskSlot dispatched[2], scheduled[2];  // tasks held by the dispatcher and by the scheduler
   TaskHandshake handshake;
-  uint64_t attention_schedule;  // the iteration + 1 whose schedule is in the scratch memory (device/wide); 0: none
+  uint64_t attention_schedule;  // the iteration + 1 whose schedule is in the scratch memory (device/jobs); 0: none
   AttentionAssignment attention_assignment;
   LocalRing local_ring;
   alignas(16) Batch batch;
-  uint64_t num_batches;   // see RankState::num_cached_batches
-  uint64_t wide_entered;  // from consumers to loader: they have entered the body of a wide product (device/wide)
+  uint64_t num_batches;      // see RankState::num_cached_batches
+  uint64_t product_entered;  // from consumers to loader: they have entered the body of a product in jobs (device/jobs)
   SchedulerCopies prepare;
   alignas(16) char state_memory[sizeof(RankState)];
   alignas(16) char transport_memory[16];  // of Transport

@@ -5,10 +5,10 @@
 
 #include "host/bodies/product.h"
 #include "host/bodies/rows.h"
+#include "runtime/job_batch.h"
 #include "runtime/log_sum_exp.h"
 #include "runtime/row_sample.h"
 #include "runtime/splits.h"
-#include "runtime/wide_batch.h"
 
 namespace distmk {
 
@@ -25,7 +25,7 @@ Weights weights_of(const Context& context, const LinearArgs& args) {
   return {context.at<uint16_t>(args.weight), context.at<float>(args.bias), epilogue, args.k,
           is_gated(epilogue) ? 2 * args.n : args.n};
 }
-Weights weights_of(const Context& context, const WideLinearArgs& args) {
+Weights weights_of(const Context& context, const LinearJobsArgs& args) {
   return {context.at<uint16_t>(args.weight),
           context.at<float>(args.bias),
           static_cast<Epilogue>(args.epilogue),
@@ -139,9 +139,9 @@ struct Grid {
   }
 };
 
-float scale_of(const WideLinearArgs& args) { return args.scale != 0.0f ? args.scale : 1.0f; }
+float scale_of(const LinearJobsArgs& args) { return args.scale != 0.0f ? args.scale : 1.0f; }
 
-void multiply_all(Context& context, const WideLinearArgs& args, uint32_t num_rows) {
+void multiply_all(Context& context, const LinearJobsArgs& args, uint32_t num_rows) {
   const bool is_parts = static_cast<Epilogue>(args.epilogue) == Epilogue::PARTS;
   const uint32_t per_rank = rows_per_rank(num_rows, context.num_ranks());
   float* parts[MAX_RANKS] = {};
@@ -155,21 +155,22 @@ void multiply_all(Context& context, const WideLinearArgs& args, uint32_t num_row
   const Grid grid(num_panels, num_groups, shares);
   run_shares(context, shares * args.num_splits, [&](uint32_t index) {
     const uint32_t part = index % shares, split = index / shares;
-    const Range blocks = share(ceil_div(args.k, WIDE_COLS), split, args.num_splits);  // splits have whole ones
+    const Range blocks =
+        share(ceil_div(args.k, ACTIVATION_BLOCK_COLS), split, args.num_splits);  // splits have whole ones
     const auto store = [&](const Sums& sums) __attribute__((always_inline)) {
       sums.finish(weights, scale_of(args), split == 0);
       if (!is_parts) return sums.round_to(rounded + uint64_t{sums.row} * args.out_stride + sums.first);
       float* out = parts[sums.row / per_rank] + uint64_t{sums.row % per_rank} * args.out_stride;
       memcpy(out + uint64_t{args.slot + split} * args.num_rows + sums.first, sums.values, sums.count * sizeof(float));
     };
-    product.multiply(share(num_panels, part / grid.num_rows, grid.num_cols),
-                     share(num_groups, part % grid.num_rows, grid.num_rows),
-                     {blocks.begin * WIDE_COLS, std::min(blocks.end * WIDE_COLS, args.k)}, store);
+    product.multiply(
+        share(num_panels, part / grid.num_rows, grid.num_cols), share(num_groups, part % grid.num_rows, grid.num_rows),
+        {blocks.begin * ACTIVATION_BLOCK_COLS, std::min(blocks.end * ACTIVATION_BLOCK_COLS, args.k)}, store);
   });
 }
 
 // Few rows, and as many columns as there are tokens: with the same bits in whatever iteration.
-void multiply_sampled(Context& context, const WideLinearArgs& args, uint32_t num_rows) {
+void multiply_sampled(Context& context, const LinearJobsArgs& args, uint32_t num_rows) {
   const Weights weights = weights_of(context, args);
   const uint32_t shares = num_shares(context);
   run_shares(context, shares, [&](uint32_t index) {
@@ -210,13 +211,13 @@ void body_linear(Context& context, const LinearArgs& args) {
   }
 }
 
-void body_wide_linear(Context& context, const WideLinearArgs& args) {
+void body_linear_jobs(Context& context, const LinearJobsArgs& args) {
   if (args.tiled) return;  // a GPU's matrix
   const Batch& batch = *context.batch(args.batch);
   if (args.sampled)
     multiply_sampled(context, args, batch.num_rows);
-  else if (batch.num_wide_rows)
-    multiply_all(context, args, batch.num_wide_rows);
+  else if (batch.num_job_rows)
+    multiply_all(context, args, batch.num_job_rows);
 }
 
 }  // namespace distmk

@@ -1,11 +1,11 @@
 // Tasks that go row by row, on the host: the embedding, norms, sums into the residual stream, the choice of rows and
-// the best of their logits. Workers share the rows of a wide iteration, a part each.
+// the best of their logits. Workers share the rows of a job iteration, a part each.
 #include "host/bodies/rows.h"
 
 #include <algorithm>
 
 #include "host/bodies/shares.h"
-#include "runtime/wide_batch.h"
+#include "runtime/job_batch.h"
 
 namespace distmk {
 
@@ -23,7 +23,7 @@ void for_each_chunk(uint32_t row, uint32_t k, bool tiled, const Copy& copy) {
 }
 
 // The terms of a row's sum, rank by rank and split by split.
-void add_parts(float* sum, const float* parts, const WideSumArgs& args) {
+void add_parts(float* sum, const float* parts, const ReduceRowsArgs& args) {
   for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
     for (uint32_t split = 0; split < args.num_splits; ++split)
       add_row(sum, parts + (uint64_t{rank} * args.slots_per_rank + split) * args.k, args.k);
@@ -47,9 +47,9 @@ void body_embed(Context& context, const EmbedArgs& args) {
     if (rank != context.rank()) context.push(rank, args.out, out, uint64_t{batch.num_rows} * args.n * sizeof(float));
 }
 
-void body_wide_embed(Context& context, const WideEmbedArgs& args) {
-  const WideBatch& batch = wide_batch(context, args.batch);
-  const uint32_t num_rows = context.batch(args.batch)->num_wide_rows;
+void body_embed_rows(Context& context, const EmbedRowsArgs& args) {
+  const JobBatch& batch = job_batch(context, args.batch);
+  const uint32_t num_rows = context.batch(args.batch)->num_job_rows;
   const uint32_t owned = rows_per_rank(num_rows, context.num_ranks());
   run_rows(context, num_rows, [&](uint32_t row) {
     embed_row(on_rank<float>(context, row / owned, args.out) + uint64_t{row % owned} * args.out_stride,
@@ -70,8 +70,8 @@ void body_post_norm(Context& context, const PostNormArgs& args) {
   simd::clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.n);
 }
 
-void body_wide_sum(Context& context, const WideSumArgs& args) {
-  const uint32_t num_rows = context.batch(args.batch)->num_wide_rows, k = args.k;
+void body_reduce_rows(Context& context, const ReduceRowsArgs& args) {
+  const uint32_t num_rows = context.batch(args.batch)->num_job_rows, k = args.k;
   const uint32_t owned = rows_per_rank(num_rows, args.num_ranks);
   const uint32_t begin = std::min(owned * context.rank(), num_rows), end = std::min(begin + owned, num_rows);
   float* sum = simd::scratch<RowTag>(k);
@@ -101,7 +101,7 @@ void body_wide_sum(Context& context, const WideSumArgs& args) {
 }
 
 void body_select_rows(Context& context, const SelectRowsArgs& args) {
-  const WideBatch& batch = wide_batch(context, args.batch);
+  const JobBatch& batch = job_batch(context, args.batch);
   auto *x = context.at<uint16_t>(args.x), *out = context.at<uint16_t>(args.out);
   run_rows(context, context.batch(args.batch)->num_rows, [&](uint32_t row) {
     for_each_chunk(row, args.k, args.tiled, [&](uint64_t at, uint32_t col, uint32_t count) {

@@ -10,7 +10,7 @@ void body_sample(Context& context, const SampleArgs& args) {
   auto* best = context.at<Candidate>(args.out);  // in the heap, as on GPUs, where the transport sends from there
   for (uint32_t row = 0; row < args.num_rows; ++row) best[row] = {-__builtin_inff(), -1};
   for (uint32_t row = 0; row < batch.num_rows; ++row) {
-    if (!batch.num_wide_rows && !batch.rows[row].sample) continue;
+    if (!batch.num_job_rows && !batch.rows[row].sample) continue;
     for (uint32_t t = 0; t < args.num_tasks; ++t) best[row] = better_of(best[row], candidates[t * args.num_rows + row]);
   }
   if (context.rank() != 0) context.push(0, args.out, best, args.num_rows * sizeof(Candidate));

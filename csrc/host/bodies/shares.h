@@ -1,6 +1,6 @@
 // How workers share the work of a task on the host.
 #pragma once
-#include "runtime/wide_batch.h"
+#include "runtime/job_batch.h"
 
 namespace distmk {
 
@@ -16,7 +16,7 @@ inline Range share(uint32_t count, uint32_t index, uint32_t num_shares) {
   return {at(index), at(index + 1)};
 }
 
-// Shares of a wide task: one for each worker that runs the task.
+// Shares of a job task: one for each worker that runs the task.
 inline uint32_t num_shares(const Context& context) {
   const TaskDesc& task = *context.task.desc;
   const uint32_t num_workers = is_spread(task) ? context.rank_state.program->num_workers : 1;

@@ -15,7 +15,7 @@ using simd::Words, simd::transpose;
 
 namespace {
 
-struct NarrowTag;
+struct CopyTag;
 
 // Registers: sums of up to 2 x 2 tiles, then weights, then x.
 constexpr uint32_t SUMS = 0, WEIGHTS = 4, X = 6;
@@ -150,7 +150,7 @@ void tiled_matmul(const uint16_t* w, uint32_t n, const TiledRows& x, float* cons
   Operands in{w, n, x.k, x, y, column, ROWS};
   if (n < ROWS) {  // a copy with rows of zeros
     const uint64_t stride = uint64_t{x.num_blocks()} * COLS;
-    auto* copy = reinterpret_cast<uint16_t*>(simd::scratch<NarrowTag>(ROWS * stride / 2));
+    auto* copy = reinterpret_cast<uint16_t*>(simd::scratch<CopyTag>(ROWS * stride / 2));
     memset(copy, 0, ROWS * stride * sizeof(uint16_t));
     for (uint32_t row = 0; row < n; ++row) memcpy(copy + row * stride, w + uint64_t{row} * x.k, x.k * sizeof(uint16_t));
     in.w = copy, in.n = ROWS, in.stride = stride, in.num_stored = n;

@@ -29,8 +29,8 @@ def gpu_of(local_rank: int) -> int:
     return local_rank % count
 
 
-def has_wide_iterations(local_rank: int) -> bool:
-    """Whether a local rank's GPU has the bulk copies that wide iterations need: from compute capability 9.0 on."""
+def has_job_iterations(local_rank: int) -> bool:
+    """Whether a local rank's GPU has the bulk copies that job iterations need: from compute capability 9.0 on."""
     import torch
 
     return bool(torch.cuda.get_device_capability(gpu_of(local_rank)) >= (9, 0))

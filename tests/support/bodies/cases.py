@@ -8,16 +8,16 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from support.bodies import linear, sampling, small, wide_linear, wide_rows
+from support.bodies import linear, linear_jobs, residual_rows, sampling, small
 from support.bodies.assignment import one_of_two_fuses_combine
 from support.bodies.attention import attention, extreme_scores, long_splits
 from support.bodies.attention_inputs import Heads
+from support.bodies.attention_jobs import attention_jobs, random_decoding_runs, random_job_runs
 from support.bodies.board import Board, in_turn
 from support.bodies.fused_combine import fused_combine
-from support.bodies.wide_attention import random_decoding_runs, random_wide_runs, wide_attention
 from support.reference import Scoring
 
-from distmk.abi import GATED, MAX_SEQUENCES, WIDE_ROWS, Epilogue
+from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, Epilogue
 
 KINDS = (
     *("linear STORE", "linear ADD", "linear SWIGLU", "linear GEGLU", "linear PUSH", "linear ARGMAX"),
@@ -25,9 +25,9 @@ KINDS = (
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "post_norm", "sample"),
     *("count_tokens", "sample_row"),
     *("attention", "general_attention", "fused combine"),
-    *("wide_append", "wide_attention"),
-    *("wide_embed", "wide_sum", "select_rows", "argmax_rows"),
-    *("wide_linear STORE", "wide_linear SWIGLU", "wide_linear GEGLU", "wide_linear PARTS", "wide_linear LOGITS"),
+    *("append_kv", "attention_jobs"),
+    *("embed_rows", "reduce_rows", "select_rows", "argmax_rows"),
+    *("linear_jobs STORE", "linear_jobs SWIGLU", "linear_jobs GEGLU", "linear_jobs PARTS", "linear_jobs LOGITS"),
 )
 
 
@@ -36,13 +36,13 @@ class Sizes(NamedTuple):
 
     k: tuple[int, ...]
     n: tuple[int, ...]
-    wide_cols: tuple[int, ...]  # of activations of wide iterations
-    wide_k: tuple[int, ...]
+    num_cols: tuple[int, ...]  # of activations of job iterations
+    job_k: tuple[int, ...]
     head_dims: tuple[int, ...]
     page_sizes: tuple[int, ...]
     max_len: int  # of a sequence, in tokens
     max_len_batch_1: int
-    many_pages: int  # more than a block job of wide attention looks up at once
+    many_pages: int  # more than a block job of attention in jobs looks up at once
     linear_error: float  # relative to the magnitudes that are added up
     attention_error: float  # relative to the sum of the weights
     extreme_error: float  # absolute, of an output from scores in the hundreds
@@ -52,8 +52,8 @@ class Sizes(NamedTuple):
 HOST = Sizes(
     k=(1, 17, 63, 64, 250, 256, 576, 1000),
     n=(1, 3, 7, 16, 29),
-    wide_cols=(2, 18, 64, 250, 576, 1000),
-    wide_k=(17, 64, 250, 576),
+    num_cols=(2, 18, 64, 250, 576, 1000),
+    job_k=(17, 64, 250, 576),
     head_dims=(2, 6, 16, 64, 80, 128),
     page_sizes=(1, 4, 16),
     max_len=150,
@@ -68,8 +68,8 @@ HOST = Sizes(
 CUDA = Sizes(
     k=(1, 17, 63, 256, 257, 512, 576, 768, 1000, 1024, 1536, 3072, 3584, 4096, 12288),
     n=(1, 3, 7, 15, 16, 17, 29, 48, 49, 100),
-    wide_cols=(64, 576, 1024, 3584),
-    wide_k=(64, 320, 576, 1536, 2112, 4096, 4160),
+    num_cols=(64, 576, 1024, 3584),
+    job_k=(64, 320, 576, 1536, 2112, 4096, 4160),
     head_dims=(16, 64, 80, 128),
     page_sizes=(1, 2, 16, 64),
     max_len=700,
@@ -82,7 +82,7 @@ CUDA = Sizes(
 # The kernel's own arithmetic at the speed of a CPU.
 EMULATED = CUDA._replace(
     k=(1, 63, 257, 576, 1000, 1536, 3072, 4352),
-    wide_k=(64, 320, 576, 2112),
+    job_k=(64, 320, 576, 2112),
     max_len=300,
     max_len_batch_1=1200,
     many_pages=450,
@@ -111,16 +111,16 @@ FUSED_HEADS = (
 
 
 def add_all(board: Board, sizes: Sizes) -> None:
-    """Every body of narrow iterations, shuffled, so that a worker's queue has all kinds in a row."""
+    """Every body of slab iterations, shuffled, so that a worker's queue has all kinds in a row."""
     cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes)]
     for index in board.rng.permutation(len(cases)):
         cases[index]()
 
 
-def add_wide(board: Board, sizes: Sizes) -> None:
-    """Every body of wide iterations that takes the place of the weights' pipeline in shared memory."""
-    cases = list(wide_linear.cases(board, sizes.linear_error, sizes.wide_k))
-    cases += [*_wide_attention(board, sizes), *_wide_rows(board, sizes)]
+def add_jobs(board: Board, sizes: Sizes) -> None:
+    """Every body of job iterations that takes the place of the weights' pipeline in shared memory."""
+    cases = list(linear_jobs.cases(board, sizes.linear_error, sizes.job_k))
+    cases += [*_attention_jobs(board, sizes), *_residual_rows(board, sizes)]
     for index in board.rng.permutation(len(cases)):
         cases[index]()
 
@@ -183,13 +183,13 @@ def _small(board: Board) -> Iterator[Callable[[], None]]:
         yield partial(small.put_rows, board, rank, to, int(rng.integers(1, 17)))
     for num_tasks in (1, int(rng.integers(2, 40)), 132):
         yield _on_each(board, small.sample, num_tasks)
-        yield _on_each(board, small.sample_wide, num_tasks)
-    for wide in (False, True):
+        yield _on_each(board, small.sample_jobs, num_tasks)
+    for jobs in (False, True):
         for rank in range(1, board.num_ranks):
-            yield partial(sampling.send_logits, board, rank, wide)
-        yield _on_each(board, sampling.count_tokens, wide)
+            yield partial(sampling.send_logits, board, rank, jobs)
+        yield _on_each(board, sampling.count_tokens, jobs)
         for num_sections in (1, 3):
-            yield _on_each(board, sampling.sample_row, num_sections, wide)
+            yield _on_each(board, sampling.sample_row, num_sections, jobs)
 
 
 def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
@@ -227,23 +227,23 @@ def _random_scoring(rng: np.random.Generator, max_len: int, least: int = 1) -> S
     return Scoring(window if has_window else None, scale if has_scale else None, softcap if has_softcap else None)
 
 
-def _wide_rows(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+def _residual_rows(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     rng = board.rng
-    for num_rows in (1, int(rng.integers(2, 17)), int(rng.integers(17, WIDE_ROWS)), WIDE_ROWS):
-        k, tiled = int(rng.choice(sizes.wide_cols)), board.gpu_layout or bool(rng.integers(2))
-        yield partial(wide_rows.embed_and_sum, board, k, num_rows, tiled)
+    for num_rows in (1, int(rng.integers(2, 17)), int(rng.integers(17, MAX_BUCKET_ROWS)), MAX_BUCKET_ROWS):
+        k, tiled = int(rng.choice(sizes.num_cols)), board.gpu_layout or bool(rng.integers(2))
+        yield partial(residual_rows.embed_and_sum, board, k, num_rows, tiled)
         for add in (False, True):
-            yield partial(wide_rows.sums, board, int(rng.choice(sizes.wide_cols)), num_rows, tiled, add)
+            yield partial(residual_rows.sums, board, int(rng.choice(sizes.num_cols)), num_rows, tiled, add)
         # Several columns a thread, of few rows.
         yield partial(
-            wide_rows.sums, board, max(sizes.wide_cols), int(rng.integers(1, 9)), tiled, True, behind_norm=True
+            residual_rows.sums, board, max(sizes.num_cols), int(rng.integers(1, 9)), tiled, True, behind_norm=True
         )
-        yield _on_each(board, wide_rows.select, int(rng.choice(sizes.wide_cols)), num_rows, tiled)
+        yield _on_each(board, residual_rows.select, int(rng.choice(sizes.num_cols)), num_rows, tiled)
     for num_parts in (1, int(rng.integers(2, 30)), board.num_workers):
-        yield _on_each(board, wide_rows.argmax, num_parts)
+        yield _on_each(board, residual_rows.argmax, num_parts)
 
 
-def _wide_attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+def _attention_jobs(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     rng, max_len = board.rng, sizes.max_len
     for heads, head_dim, page_size, norms in (
         *((Heads(2, 1), 64, 16, False), (Heads(6, 3), 64, 16, True), (Heads(8, 4), 128, 16, True)),
@@ -251,23 +251,23 @@ def _wide_attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         *((Heads(4, 2), 96, 16, True), (Heads(2, 2), int(rng.choice(sizes.head_dims[-3:])), 4, False)),
         *((Heads(4, 2, 2), 256, 16, True), (Heads(2, 2), int(rng.choice(LARGE_HEAD_DIMS)), 4, False)),
     ):
-        runs, how = random_wide_runs(rng, max_len), _random_scoring(rng, max_len)
-        yield _on_each(board, wide_attention, heads, head_dim, page_size, norms, runs, how)
+        runs, how = random_job_runs(rng, max_len), _random_scoring(rng, max_len)
+        yield _on_each(board, attention_jobs, heads, head_dim, page_size, norms, runs, how)
     # Enough queries for the largest jobs, in the middle of a sequence; and few queries a run.
     chunk = (int(rng.integers(max_len // 3, max_len // 2)), 3, max_len)
     for how in (Scoring(), Scoring(int(rng.integers(1, max_len // 2)), softcap=5.0)):
         runs = [(1, 9, max_len - 5), chunk, (2, 0, 2)]
-        yield _on_each(board, wide_attention, Heads(16, 4), 64, 16, True, runs, how)
+        yield _on_each(board, attention_jobs, Heads(16, 4), 64, 16, True, runs, how)
     for head_dim in (64, int(rng.choice(LARGE_HEAD_DIMS))):
         runs = [(40, 2, int(rng.integers(sizes.many_pages * 3 // 4, sizes.many_pages)))]
-        yield _on_each(board, wide_attention, Heads(2, 2), head_dim, 1, False, runs, Scoring())
+        yield _on_each(board, attention_jobs, Heads(2, 2), head_dim, 1, False, runs, Scoring())
     for head_dim in (64, 80, 128):
         group, page_size = int(rng.integers(1, 9)), int(rng.choice(sizes.page_sizes))
         heads = Heads(int(rng.integers(1, 2 * group + 1)), group, int(rng.integers(group)))
         rows, how = random_decoding_runs(rng, max_len, group), _random_scoring(rng, max_len)
-        yield _on_each(board, wide_attention, heads, head_dim, page_size, True, rows, how)
+        yield _on_each(board, attention_jobs, heads, head_dim, page_size, True, rows, how)
     # As many as there can be, before a chunk of a prompt.
     lengths = [int(rng.integers(max_len)), *rng.integers(1, 30, MAX_SEQUENCES - 2)]
     rows = [(1, slot, int(length) + 1) for slot, length in enumerate(lengths)]
     rows.append((20, MAX_SEQUENCES - 1, 33))
-    yield _on_each(board, wide_attention, Heads(3, 2, 1), 32, 8, False, rows, _random_scoring(rng, max_len))
+    yield _on_each(board, attention_jobs, Heads(3, 2, 1), 32, 8, False, rows, _random_scoring(rng, max_len))

@@ -9,7 +9,7 @@ from support.batches import decode_batch
 from support.bodies.board import Board, f32
 from support.bodies.linear import CANDIDATE, batch_of
 
-from distmk.abi import MAX_ROWS, MAX_SEQUENCES, WIDE_ROWS, Batch, Epilogue, Space
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, MAX_SEQUENCES, Batch, Epilogue, Space
 from distmk.graph.regions import Region
 from distmk.tasks import Affine, Embed, Nop, PostNorm, Put, Sample, Sine, Sum
 from distmk.tasks.scheduling import candidates_bytes
@@ -224,9 +224,9 @@ def sample(board: Board, rank: int, num_tasks: int) -> None:
     _sample(board, rank, num_tasks, decode_batch(int(board.rng.integers(1, 17)), board.rng), MAX_ROWS)
 
 
-def sample_wide(board: Board, rank: int, num_tasks: int) -> None:
-    """The same of a wide iteration, all of whose rows in the batch are sampled."""
-    batch, num_rows = Batch(num_wide_rows=WIDE_ROWS), int(board.rng.integers(MAX_ROWS, MAX_SEQUENCES + 1))
+def sample_jobs(board: Board, rank: int, num_tasks: int) -> None:
+    """The same of a job iteration, all of whose rows in the batch are sampled."""
+    batch, num_rows = Batch(num_job_rows=MAX_BUCKET_ROWS), int(board.rng.integers(MAX_ROWS, MAX_SEQUENCES + 1))
     batch.num_rows = int(board.rng.integers(1, num_rows + 1))
     _sample(board, rank, num_tasks, batch, num_rows)
 
@@ -237,8 +237,8 @@ def _sample(board: Board, rank: int, num_tasks: int, batch: Batch, num_rows: int
     candidates["value"] = board.rng.integers(-3, 3, candidates.shape)
     candidates["token"] = np.arange(num_tasks)[:, None] * 100 + board.rng.integers(0, 100, candidates.shape)
     candidates["token"][board.rng.random(candidates.shape) < 0.2] = -1
-    narrow_rows = range(0 if batch.num_wide_rows else batch.num_rows)
-    unsampled = {row for row in narrow_rows if not batch.rows[row].sample}
+    slab_rows = range(0 if batch.num_job_rows else batch.num_rows)
+    unsampled = {row for row in slab_rows if not batch.rows[row].sample}
     if board.gpu_layout:  # the GPU's body relies on the head's tasks, which leave no candidate for rows not sampled
         candidates["token"][:, list(unsampled)] = -1
     out = board.buffer(candidates_bytes(num_rows), dtype="u8", space=Space.HEAP).at(0)

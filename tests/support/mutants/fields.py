@@ -16,9 +16,9 @@ LITERALS = {
     "CombineArgs": {"polls"},  # and partials what was combined
     "EmbedArgs": {"first_token", "last_token", "col_begin"},
     "SampleRowArgs": {"row"},
-    "WideEmbedArgs": {"first_token", "last_token"},
-    "WideAttentionArgs": {"window"},
-    "WideSumArgs": {"add", "unnormalized"},
+    "EmbedRowsArgs": {"first_token", "last_token"},
+    "AttentionJobsArgs": {"window"},
+    "ReduceRowsArgs": {"add", "unnormalized"},
     "ArgmaxRowsArgs": {"first_token"},
     "SchedulerStepArgs": {
         "max_slots",
@@ -50,10 +50,10 @@ SHAPES = {
         "section_stride",
     },
     "SampleArgs": {"candidates", "out", "num_tasks"},
-    "WideEmbedArgs": {"table", "k"},
-    "WideLinearArgs": {"x", "weight", "bias", "k", "n", "num_slabs", "num_splits"},
-    "WideAppendArgs": {"q_norm", "k_norm", "rope", "k_cache", "v_cache", "group", "q_begin", "kv_begin"},
-    "WideAttentionArgs": {"k_cache", "v_cache", "group", "q_begin", "kv_begin"},
+    "EmbedRowsArgs": {"table", "k"},
+    "LinearJobsArgs": {"x", "weight", "bias", "k", "n", "num_slabs", "num_splits"},
+    "AppendKvArgs": {"q_norm", "k_norm", "rope", "k_cache", "v_cache", "group", "q_begin", "kv_begin"},
+    "AttentionJobsArgs": {"k_cache", "v_cache", "group", "q_begin", "kv_begin"},
     "ArgmaxRowsArgs": {"logits", "out", "n"},
     "SchedulerStepArgs": {"candidates", "drawn"},
     "TaskDesc": {"type"},  # where the arguments suit both types

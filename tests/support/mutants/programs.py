@@ -14,7 +14,7 @@ from support.batches import decode_batch
 from support.programs import SMALLEST, with_attention
 from support.tiny_config import tiny_config
 
-from distmk.abi import WIDE_ROWS, Batch, Scores
+from distmk.abi import MAX_BUCKET_ROWS, Batch, Scores
 from distmk.graph.graph import Graph
 from distmk.graph.regions import ITEM_BYTES, WeightKind
 from distmk.lower import DecodeOptions, lower_programs
@@ -96,7 +96,7 @@ KINDS: dict[str, Callable[[], Graph]] = {
     "decode, over a network": _decode(2, 2, attention_launch="spread", max_seqs=2),
     "decode, 2 hosts": _decode(3, 3, num_heads=6, num_kv_heads=3, host_sizes=(2, 1)),
     "decode, 2 hosts, over a network": _decode(3, 2, num_heads=6, num_kv_heads=3, host_sizes=(2, 1)),
-    "decode, wide": _decode(2, 2, row_buckets=(WIDE_ROWS,), max_seqs=18),
+    "decode, jobs": _decode(2, 2, row_buckets=(MAX_BUCKET_ROWS,), max_seqs=18),
     "ring": _graph("ring", 3, 2),
     "ring, over a network": _graph("ring", 3, 2),
     "allreduce": _graph("all_reduce", 2, 2),

@@ -1,4 +1,4 @@
-// How a wide product is divided: what the consumers of a worker multiply and its loader copies for them.
+// How a product in jobs is divided: what the consumers of a worker multiply and its loader copies for them.
 //
 // Weights are the m dimension, in M tiles of up to M_TILE rows: as many for every slab as the largest one has, so that
 // the last ones of a smaller slab have fewer rows or none. Tokens are the n dimension, in tiles of 32 to 256. A product
@@ -11,11 +11,11 @@
 #include "runtime/slabs.h"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 constexpr uint32_t JOB_TILES = NUM_WARPS;  // an M tile a consumer warp
 constexpr uint32_t MAX_TOKENS = 256;       // of an N tile
-static_assert(WIDE_ROWS % MAX_TOKENS == 0, "an N tile ends within the activations");
+static_assert(MAX_BUCKET_ROWS % MAX_TOKENS == 0, "an N tile ends within the activations");
 
 // The rows of an M tile: `count` rows of a slab, from its row `first` on. The slab has `slab_rows` rows, of which the
 // first is row `slab_begin` of the matrix.
@@ -23,7 +23,7 @@ struct TileRows {
   uint32_t slab_begin, slab_rows, first, count;
 };
 
-DISTMK_FN bool is_paired(const WideLinearArgs& args) { return is_gated(static_cast<Epilogue>(args.epilogue)); }
+DISTMK_FN bool is_paired(const LinearJobsArgs& args) { return is_gated(static_cast<Epilogue>(args.epilogue)); }
 
 // Output features, of which gate and up have one for two rows.
 struct FeatureRange {
@@ -32,13 +32,13 @@ struct FeatureRange {
   DISTMK_FN uint32_t end() const { return begin + count; }
 };
 // Of an M tile. The rows of gate are in its first half, those of up in its second half.
-DISTMK_FN FeatureRange features_of(const WideLinearArgs& args, const TileRows& tile) {
+DISTMK_FN FeatureRange features_of(const LinearJobsArgs& args, const TileRows& tile) {
   const uint32_t half = is_paired(args) ? 2 : 1;
   return {(tile.slab_begin + min(tile.first, tile.slab_rows)) / half, tile.count / half};
 }
 
-DISTMK_FN uint32_t tokens_of(const WideLinearArgs& args, const Batch& batch) {
-  return args.sampled ? batch.num_rows : batch.num_wide_rows;
+DISTMK_FN uint32_t tokens_of(const LinearJobsArgs& args, const Batch& batch) {
+  return args.sampled ? batch.num_rows : batch.num_job_rows;
 }
 // Of an N tile, if weights do not matter.
 DISTMK_FN uint32_t tile_tokens_of(uint32_t num_tokens) {
@@ -58,7 +58,7 @@ struct Division {
 
   // Among `num_workers`. Where each has few M tiles for its MAX_TOKENS tokens, it reads fewer bytes with twice as many
   // M tiles for half as many tokens.
-  DISTMK_FN Division(const WideLinearArgs& args, uint32_t all_tokens, uint32_t num_workers) : num_tokens(all_tokens) {
+  DISTMK_FN Division(const LinearJobsArgs& args, uint32_t all_tokens, uint32_t num_workers) : num_tokens(all_tokens) {
     const uint32_t num_others = args.num_slabs - args.num_reduced;
     const uint32_t most_pairs = (num_pairs(args) + num_others - 1) / num_others;
     const uint32_t largest_slab = max(2 * most_pairs, args.num_reduced ? args.reduced_rows : 0);
@@ -69,14 +69,15 @@ struct Division {
       set_tile(MAX_TOKENS / 2, args.num_splits);
   }
 
-  DISTMK_FN TileRows tile_rows(const WideLinearArgs& args, uint32_t m_tile) const {
+  DISTMK_FN TileRows tile_rows(const LinearJobsArgs& args, uint32_t m_tile) const {
     const uint32_t slab = m_tile / tiles_per_slab, first = m_tile % tiles_per_slab * M_TILE;
     const uint32_t begin = slab_begin(args, slab), rows = slab_begin(args, slab + 1) - begin;
     return {begin, rows, first, first < rows ? min(M_TILE, rows - first) : 0};
   }
-  DISTMK_FN static BlockRange blocks_of(const WideLinearArgs& args, uint32_t split) {
-    constexpr uint32_t PER_TILE = K_TILE / WIDE_COLS;
-    const uint32_t num_blocks = args.k_pitch / WIDE_COLS, num_tiles = (num_blocks + PER_TILE - 1) / PER_TILE;
+  DISTMK_FN static BlockRange blocks_of(const LinearJobsArgs& args, uint32_t split) {
+    constexpr uint32_t PER_TILE = K_TILE / ACTIVATION_BLOCK_COLS;
+    const uint32_t num_blocks = args.k_pitch / ACTIVATION_BLOCK_COLS,
+                   num_tiles = (num_blocks + PER_TILE - 1) / PER_TILE;
     const auto at = [&](uint32_t i) { return min(num_tiles * i / args.num_splits * PER_TILE, num_blocks); };
     return {at(split), at(split + 1)};
   }
@@ -144,5 +145,5 @@ class JobCursor {
   DISTMK_FN uint32_t end() const { return division_.num_m_tiles * (share_ + 1) / num_shares_; }
 };
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

@@ -1,4 +1,4 @@
-"""Attention of a wide iteration: what is new goes to the KV cache, then every row attends to the positions up to its own."""
+"""Attention of a job iteration: what is new goes to the KV cache, then every row attends to the positions up to its own."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import WIDE_ROWS, LaunchKind, ScoreArgs, check_scores
+from distmk.abi import MAX_BUCKET_ROWS, LaunchKind, ScoreArgs, check_scores
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Content, Layout, Task, access, bf16_access, constant_access, require, task_type
+from distmk.tasks.activations import activation_access, check_batch, job_batch_accesses
 from distmk.tasks.attention import page_table_content
 from distmk.tasks.slots import check_num_slots, check_slot_capacity
 from distmk.tasks.splits import AttentionShape, check_window
-from distmk.tasks.wide import activation_access, check_wide, wide_batch_accesses
 
 MAX_QKV_COLS = 65536  # a row of them and its RoPE fit in a GPU worker's shared memory
 
 
-class WideAppendArgs(ctypes.Structure):
+class AppendKvArgs(ctypes.Structure):
     _fields_ = [
-        ("qkv", c_uint64),  # bf16 [WIDE_ROWS, qkv_stride], before norm and RoPE
-        ("q", c_uint64),  # bf16 [WIDE_ROWS, q_stride]
+        ("qkv", c_uint64),  # bf16 [MAX_BUCKET_ROWS, qkv_stride], before norm and RoPE
+        ("q", c_uint64),  # bf16 [MAX_BUCKET_ROWS, q_stride]
         ("q_norm", c_uint64),  # f32 [head_dim]; 0: none
         ("k_norm", c_uint64),
         ("rope", c_uint64),  # f32 [num_positions, head_dim]
@@ -45,13 +45,13 @@ class WideAppendArgs(ctypes.Structure):
     ]
 
 
-@task_type(16, "wide_append")
+@task_type(16, "append_kv")
 @dataclass(frozen=True, eq=False)
-class WideAppend(Task):
-    """Head norm and RoPE of the queries and keys of a wide iteration, and the append of its keys and values to the KV cache.
+class AppendKv(Task):
+    """Head norm and RoPE of the queries and keys of a job iteration, and the append of its keys and values to the KV cache.
 
-    qkv: bf16 [WIDE_ROWS, qkv_cols], a row's queries, keys and values. q: bf16 [WIDE_ROWS, query columns], the queries normalized
-    and rotated. Computed in float32. An instance: a row.
+    qkv: bf16 [MAX_BUCKET_ROWS, qkv_cols], a row's queries, keys and values. q: bf16 [MAX_BUCKET_ROWS, query columns], the queries
+    normalized and rotated. Computed in float32. An instance: a row.
 
     RoPE: Su et al., arXiv:2104.09864.
     """
@@ -69,7 +69,7 @@ class WideAppend(Task):
     eps: float = 0.0
     launch: LaunchKind = LaunchKind.SPREAD
 
-    Args: ClassVar[type[ctypes.Structure]] = WideAppendArgs
+    Args: ClassVar[type[ctypes.Structure]] = AppendKvArgs
     prepares: ClassVar[bool] = True
     runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
@@ -84,12 +84,12 @@ class WideAppend(Task):
         return (self.q, self.k_cache, self.v_cache)
 
     def max_instances(self) -> int:
-        return WIDE_ROWS
+        return MAX_BUCKET_ROWS
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         names = ("num_q", "num_kv", "head_dim", "page_size", "max_pages", "num_pages", "num_slots")
         regions = ("qkv", "q", "q_norm", "k_norm", "rope", "k_cache", "v_cache", "page_table", "batch")
-        return WideAppendArgs(
+        return AppendKvArgs(
             **{name: layout.operand(getattr(self, name)) for name in regions},
             **{name: getattr(self.shape, name) for name in names},
             num_positions=self.rope.rows,
@@ -100,7 +100,7 @@ class WideAppend(Task):
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
-        return WIDE_ROWS
+        return MAX_BUCKET_ROWS
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
@@ -113,18 +113,18 @@ class WideAppend(Task):
         q_cols, qkv_cols = args.num_q * args.head_dim, (args.num_q + 2 * args.num_kv) * args.head_dim
         require(qkv_cols <= MAX_QKV_COLS, "a row has too many heads")
         found = [
-            bf16_access(False, rank, args.qkv, qkv_cols, WIDE_ROWS, args.qkv_stride),
-            bf16_access(True, rank, args.q, q_cols, WIDE_ROWS, args.q_stride),
+            bf16_access(False, rank, args.qkv, qkv_cols, MAX_BUCKET_ROWS, args.qkv_stride),
+            bf16_access(True, rank, args.q, q_cols, MAX_BUCKET_ROWS, args.q_stride),
             constant_access(rank, args.rope, 4 * args.head_dim, args.num_positions),
             *_cache_accesses(args, rank, write=True),
-            *wide_batch_accesses(rank, args.batch),
+            *job_batch_accesses(rank, args.batch),
         ]
         return found + [constant_access(rank, norm, 4, args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
 
 
-class WideAttentionArgs(ctypes.Structure):
+class AttentionJobsArgs(ctypes.Structure):
     _fields_ = [
-        ("q", c_uint64),  # bf16 [WIDE_ROWS, q_stride], rotated
+        ("q", c_uint64),  # bf16 [MAX_BUCKET_ROWS, q_stride], rotated
         ("k_cache", c_uint64),  # bf16 [page, kv head, position in page, head_dim]
         ("v_cache", c_uint64),
         ("page_table", c_uint64),  # i32 [slot, max_pages]
@@ -147,15 +147,16 @@ class WideAttentionArgs(ctypes.Structure):
     ]
 
 
-@task_type(17, "wide_attention")
+@task_type(17, "attention_jobs")
 @dataclass(frozen=True, eq=False)
-class WideAttention(Task):
-    """softmax(shape.scores of q k^T) v of every row of a wide iteration over its sequence's positions up to its own.
+class AttentionJobs(Task):
+    """softmax(shape.scores of q k^T) v of every row of a job iteration over its sequence's positions up to its own.
 
-    q: bf16 [WIDE_ROWS, query columns], as `WideAppend` leaves it. out: activations of as many columns. Row i of a run of n rows
-    that ends with kv_len positions attends to the first kv_len - n + i + 1, or the last `shape.window` of these. An
-    instance: a block of rows of one run and one query head or group of them, as the backend cuts it; max_instances bounds their
-    number.
+    q: bf16 [MAX_BUCKET_ROWS, query columns], as `AppendKv` leaves it. out: activations of as many columns. Row i of a run of n
+    rows that ends with kv_len positions attends to the first kv_len - n + i + 1, or the last `shape.window` of these.
+
+    An instance: a block of rows of one run and one query head or group of them, as the backend cuts it; max_instances bounds
+    their number.
 
     Dao, "FlashAttention-2", arXiv:2307.08691.
     """
@@ -170,7 +171,7 @@ class WideAttention(Task):
     tiled: bool = False
     launch: LaunchKind = LaunchKind.SPREAD
 
-    Args: ClassVar[type[ctypes.Structure]] = WideAttentionArgs
+    Args: ClassVar[type[ctypes.Structure]] = AttentionJobsArgs
     prepares: ClassVar[bool] = True
     runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
@@ -185,13 +186,13 @@ class WideAttention(Task):
         return (self.out,)
 
     def max_instances(self) -> int:
-        return WIDE_ROWS * self.shape.num_q
+        return MAX_BUCKET_ROWS * self.shape.num_q
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         heads = ("num_q", "num_kv", "head_dim", "group", "q_begin", "kv_begin")
         cache = ("page_size", "max_pages", "num_pages", "num_slots", "window")
         regions = ("q", "k_cache", "v_cache", "page_table", "out", "batch")
-        return WideAttentionArgs(
+        return AttentionJobsArgs(
             **{name: layout.operand(getattr(self, name)) for name in regions},
             **{name: getattr(self.shape, name) for name in (*heads, *cache)},
             q_stride=self.q.buffer.cols,
@@ -201,7 +202,7 @@ class WideAttention(Task):
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
-        return int(WIDE_ROWS * args.num_q)
+        return int(MAX_BUCKET_ROWS * args.num_q)
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
@@ -220,15 +221,15 @@ class WideAttention(Task):
         )
         q_cols = args.num_q * args.head_dim
         return [
-            bf16_access(False, rank, args.q, q_cols, WIDE_ROWS, args.q_stride),
+            bf16_access(False, rank, args.q, q_cols, MAX_BUCKET_ROWS, args.q_stride),
             activation_access(True, rank, args.out, q_cols, args.tiled),
             *_cache_accesses(args, rank, write=False),
-            *wide_batch_accesses(rank, args.batch),
+            *job_batch_accesses(rank, args.batch),
         ]
 
 
 def _check_heads(args: Any) -> None:
-    check_wide(args)
+    check_batch(args)
     check_num_slots(args)
     require(args.head_dim > 0 and args.head_dim % 2 == 0, "head_dim is odd")
     require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")

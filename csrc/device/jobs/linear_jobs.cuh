@@ -1,13 +1,13 @@
-// Linear layers of a wide iteration: out[n, m] = epilogue(sum over k of W[m, k] X[n, k]), all rows m of a matrix
-// against up to WIDE_ROWS tokens n. Composes the division into jobs (division.cuh), the rings that the loader fills
-// (rings.cuh, loader.cuh), the mainloop (mainloop.cuh) and the epilogue (epilogue.cuh).
+// Linear layers of a job iteration: out[n, m] = epilogue(sum over k of W[m, k] X[n, k]), all rows m of a matrix
+// against up to MAX_BUCKET_ROWS tokens n. Composes the division into jobs (division.cuh), the rings that the loader
+// fills (rings.cuh, loader.cuh), the mainloop (mainloop.cuh) and the epilogue (epilogue.cuh).
 #pragma once
 #include "device/core/end_task.cuh"
-#include "device/wide/epilogue.cuh"
-#include "device/wide/loader.cuh"
+#include "device/jobs/epilogue.cuh"
+#include "device/jobs/loader.cuh"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 // This worker's jobs with N tiles of N tokens, as the loader plans them. Returns whether the inputs were there. A
 // function by itself, and one that calls nothing: else the compiler would have every product of tensor cores waited
@@ -20,7 +20,7 @@ DISTMK_NOINLINE bool run_jobs() {
   SlotPosition b;
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
-    const WideLinearArgs& args = rings().args;
+    const LinearJobsArgs& args = rings().args;
     JobPlan& job = plan_of(round);
     FeatureTable& table = rings().features[round % 2];
     barrier_wait(&job.planned, plan_parity(round));
@@ -63,18 +63,18 @@ DISTMK_FN bool run_jobs() {
   }
 }
 
-}  // namespace wide
+}  // namespace jobs
 
-DISTMK_FN void body_wide_linear(Context& context, const WideLinearArgs& args) {
-  if constexpr (!BULK_COPIES) return;  // wide programs need compute capability 9.0
+DISTMK_FN void body_linear_jobs(Context& context, const LinearJobsArgs& args) {
+  if constexpr (!BULK_COPIES) return;  // job programs need compute capability 9.0
   if (!context.begin_preparing()) return;
-  wide::Rings& rings = wide::rings();
-  const uint32_t num_tokens = wide::tokens_of(args, *context.batch(args.batch));
+  jobs::Rings& rings = jobs::rings();
+  const uint32_t num_tokens = jobs::tokens_of(args, *context.batch(args.batch));
   rings.init();
   if (threadIdx.x == 0) rings.args = args, rings.instance = context.instance, rings.num_tokens = num_tokens;
   context.team.sync();
-  if (threadIdx.x < 32) warp_arrive(&shared().wide_entered);
-  context.set_ready(wide::run_jobs());
+  if (threadIdx.x < 32) warp_arrive(&shared().product_entered);
+  context.set_ready(jobs::run_jobs());
 }
 
 }  // namespace distmk

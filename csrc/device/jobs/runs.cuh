@@ -1,17 +1,17 @@
-// The runs of a wide iteration in shared memory, for tasks that look at them often.
+// The runs of a job iteration in shared memory, for tasks that look at them often.
 #pragma once
 #include "device/core/shared.cuh"
+#include "runtime/job_batch.h"
 #include "runtime/kv_cache.h"
-#include "runtime/wide_batch.h"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 // By all consumers; they may read the runs after the next team.sync().
 DISTMK_FN void load_runs(const Context& context, uint64_t operand, uint32_t num_runs, BatchRun* runs) {
   static_assert(MAX_SEQUENCES <= NUM_CONSUMERS, "a thread a run");
   const uint32_t i = context.team.index;
-  if (i < num_runs) runs[i] = load_vector(wide_batch(context, operand).runs + i);
+  if (i < num_runs) runs[i] = load_vector(job_batch(context, operand).runs + i);
 }
 
 // Of a body that returns before it is done: nothing lands in shared memory any more.
@@ -20,5 +20,5 @@ DISTMK_FN void end_copies() {
   await_copies<0>();
 }
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

@@ -1,13 +1,13 @@
-// A warp's part in a job of wide attention (attention_block.cuh): products on tensor cores and the online softmax
+// A warp's part in a job of attention in jobs (attention_block.cuh): products on tensor cores and the online softmax
 // between them. Products of a warpgroup run beside its threads, so that a tile's softmax is worked out while the values
 // of the one before are multiplied, as in FlashAttention-3 (Shah et al., arXiv:2407.08608).
 #pragma once
-#include "device/wide/kv_tiles.cuh"
-#include "device/wide/query_tile.cuh"
+#include "device/jobs/kv_tiles.cuh"
+#include "device/jobs/query_tile.cuh"
 #include "platform/wgmma.cuh"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 // Of large heads, the warps that share the columns multiply the same scores each.
 template <uint32_t DIM>
@@ -132,5 +132,5 @@ struct WarpAttention : QueryTile<DIM / COLUMN_SHARES<DIM>, KEYS> {
   }
 };
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

@@ -1,8 +1,8 @@
-// Attention of a wide iteration on the host (distmk/tasks/wide_attention.py): the append to the KV cache, and causal
+// Attention of a job iteration on the host (distmk/tasks/attention_jobs.py): the append to the KV cache, and causal
 // attention of blocks of rows.
 #include "host/bodies/attention_loop.h"
 #include "host/bodies/panels.h"
-#include "runtime/wide_batch.h"
+#include "runtime/job_batch.h"
 
 namespace distmk {
 
@@ -10,9 +10,9 @@ namespace {
 
 constexpr uint32_t ROW_BLOCK = 48;  // rows of a run at most that share packed keys and values
 
-void append_row(const Context& context, const WideAppendArgs& args, uint32_t row, const WideRow& found) {
+void append_row(const Context& context, const AppendKvArgs& args, uint32_t row, const JobRow& found) {
   const uint64_t n = args.head_dim;
-  const Heads<WideAppendArgs> heads(context, args);
+  const Heads<AppendKvArgs> heads(context, args);
   const uint16_t* in = context.at<uint16_t>(args.qkv) + uint64_t{row} * args.qkv_stride;
   uint16_t* q = context.at<uint16_t>(args.q) + uint64_t{row} * args.q_stride;
   for (uint32_t head = 0; head < args.num_q; ++head)
@@ -25,11 +25,11 @@ void append_row(const Context& context, const WideAppendArgs& args, uint32_t row
 // The queries of a head together, by panels of keys and of values; weights are rounded to bf16.
 class ManyQueries {
  public:
-  using Args = WideAttentionArgs;
+  using Args = AttentionJobsArgs;
   using Weight = uint16_t;
   static constexpr bool EVEN_FIRST = false;
 
-  ManyQueries(const Context& context, const WideAttentionArgs& args, const QueryBlock& block)
+  ManyQueries(const Context& context, const AttentionJobsArgs& args, const QueryBlock& block)
       : args_(args),
         num_rows_(block.num_rows()),
         queries_(context.at<uint16_t>(args.q) +
@@ -63,7 +63,7 @@ class ManyQueries {
 
  private:
   struct PanelTag;
-  const WideAttentionArgs& args_;
+  const AttentionJobsArgs& args_;
   uint32_t num_rows_, count_ = 0;
   const uint16_t* queries_;  // of the block's first row and head
   uint32_t *keys_, *values_;
@@ -75,7 +75,7 @@ class ManyQueries {
 
 // Calls `visit` with each block of the iteration and what it costs, up to a factor.
 template <class Visit>
-void for_each_block(const WideBatch& batch, uint32_t num_runs, const WideAttentionArgs& args, const Visit& visit) {
+void for_each_block(const JobBatch& batch, uint32_t num_runs, const AttentionJobsArgs& args, const Visit& visit) {
   constexpr uint64_t PACKING = 8;  // keys and values, in rows of a query head
   for (uint32_t index = 0; index < num_runs; ++index) {
     const BatchRun& run = batch.runs[index];
@@ -93,7 +93,7 @@ void for_each_block(const WideBatch& batch, uint32_t num_runs, const WideAttenti
   }
 }
 
-void attend(const Context& context, const WideAttentionArgs& args, const QueryBlock& block) {
+void attend(const Context& context, const AttentionJobsArgs& args, const QueryBlock& block) {
   if (!block.num_queries()) return;
   AttentionLoop<ManyQueries> loop(context, args, block);
   loop.run();
@@ -109,17 +109,17 @@ void attend(const Context& context, const WideAttentionArgs& args, const QueryBl
 
 }  // namespace
 
-void body_wide_append(Context& context, const WideAppendArgs& args) {
+void body_append_kv(Context& context, const AppendKvArgs& args) {
   const Batch& batch = *context.batch(args.batch);
-  const WideBatch& runs = wide_batch(context, args.batch);
-  run_rows(context, batch.num_wide_rows,
-           [&](uint32_t row) { append_row(context, args, row, wide_row(runs, batch.num_wide_runs, row)); });
+  const JobBatch& runs = job_batch(context, args.batch);
+  run_rows(context, batch.num_job_rows,
+           [&](uint32_t row) { append_row(context, args, row, job_row(runs, batch.num_job_runs, row)); });
 }
 
 // A worker has consecutive blocks that cost as much as those of the others.
-void body_wide_attention(Context& context, const WideAttentionArgs& args) {
-  const WideBatch& batch = wide_batch(context, args.batch);
-  const uint32_t num_runs = context.batch(args.batch)->num_wide_runs, shares = num_shares(context);
+void body_attention_jobs(Context& context, const AttentionJobsArgs& args) {
+  const JobBatch& batch = job_batch(context, args.batch);
+  const uint32_t num_runs = context.batch(args.batch)->num_job_runs, shares = num_shares(context);
   uint64_t total = 0;
   for_each_block(batch, num_runs, args, [&](const QueryBlock&, uint64_t cost) { total += cost; });
   run_shares(context, shares, [&](uint32_t index) {

@@ -1,20 +1,20 @@
-"""Cases of the tasks of a wide iteration that go row by row: wide_embed, wide_sum, select_rows, argmax_rows."""
+"""Cases of the tasks of a job iteration that go row by row: embed_rows, reduce_rows, select_rows, argmax_rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 from support import reference
+from support.bodies.attention_jobs import activation_offsets
 from support.bodies.board import Board, f32
 from support.bodies.linear import CANDIDATE
-from support.bodies.wide_attention import activation_offsets
-from support.wide_batches import make_wide_batch
+from support.job_batches import make_job_batch
 
-from distmk.abi import MAX_ROWS, MAX_SEQUENCES, MAX_WIDE_SPLITS, WIDE_COLS, WIDE_ROWS, Space, WideBatch
+from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, MAX_K_SPLITS, MAX_ROWS, MAX_SEQUENCES, JobBatch, Space
 from distmk.graph.regions import Buffer, Region
-from distmk.tasks import ArgmaxRows, SelectRows, WideEmbed, WideSum
+from distmk.tasks import ArgmaxRows, EmbedRows, ReduceRows, SelectRows
+from distmk.tasks.activations import activation_cols, owned_rows, padded_cols
 from distmk.tasks.scheduling import candidates_bytes
-from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
 from distmk.testing.arrays import ROUNDING, assert_close, floats
 from distmk.testing.memory import Memory
 
@@ -30,8 +30,11 @@ class Activations:
         self, board: Board, num_cols: int, tiled: bool, space: Space | None = None, sampled: bool = False
     ) -> None:
         self.board, self.num_cols, self.tiled = board, num_cols, tiled
-        self.index = activation_offsets(WIDE_ROWS, num_cols, tiled)
-        size, rows = activation_cols(num_cols, tiled), padded_cols(num_cols) // WIDE_COLS if tiled and sampled else 1
+        self.index = activation_offsets(MAX_BUCKET_ROWS, num_cols, tiled)
+        size, rows = (
+            activation_cols(num_cols, tiled),
+            padded_cols(num_cols) // ACTIVATION_BLOCK_COLS if tiled and sampled else 1,
+        )
         self.buffer = board.buffer(size // rows, rows, "bf16", space)  # sampled rows are the first of every block
 
     def fill(self, rank: int, x: torch.Tensor) -> Region:
@@ -44,8 +47,8 @@ class Activations:
         """The first rows, and of tiled ones the rest of their last block."""
         if not self.tiled:
             self.board.writable(self.buffer.at(rank, 0, num_rows * self.num_cols))
-        for begin in range(0, self.buffer.cols if self.tiled else 0, WIDE_ROWS * WIDE_COLS):
-            self.board.writable(self.buffer.at(rank, begin, begin + num_rows * WIDE_COLS), self.buffer.rows)
+        for begin in range(0, self.buffer.cols if self.tiled else 0, MAX_BUCKET_ROWS * ACTIVATION_BLOCK_COLS):
+            self.board.writable(self.buffer.at(rank, begin, begin + num_rows * ACTIVATION_BLOCK_COLS), self.buffer.rows)
 
     def read(self, memory: Memory, num_rows: int) -> np.ndarray:
         """The first rows, float32."""
@@ -58,7 +61,7 @@ def owned(num_rows: int, num_ranks: int, rank: int) -> range:
     return range(min(rank * share, num_rows), min((rank + 1) * share, num_rows))
 
 
-def _batches(board: Board, batch: WideBatch) -> Region:
+def _batches(board: Board, batch: JobBatch) -> Region:
     """The same batch on every rank."""
     buffer = board.buffer(len(bytes(batch)), dtype="u8", space=Space.HEAP)
     for rank in range(board.num_ranks):
@@ -70,16 +73,16 @@ def embed_and_sum(board: Board, k: int, num_rows: int, tiled: bool) -> None:
     """Every rank's rows of the embedding in its slot on the rows' owners, and their sum: in all, the embedding."""
     ranks, tokens = range(board.num_ranks), board.num_ranks * RANK_TOKENS
     table = torch.randn(tokens, k).bfloat16()
-    batch = make_wide_batch(board.rng, num_rows, first_token=FIRST_TOKEN, num_tokens=tokens)
+    batch = make_job_batch(board.rng, num_rows, first_token=FIRST_TOKEN, num_tokens=tokens)
     x = table[torch.tensor(list(batch.tokens[:num_rows])) - FIRST_TOKEN].float()
-    slots_per_rank = int(board.rng.integers(1, MAX_WIDE_SPLITS + 1))
+    slots_per_rank = int(board.rng.integers(1, MAX_K_SPLITS + 1))
     parts = board.buffer(board.num_ranks * slots_per_rank * k, owned_rows(board.num_ranks), space=Space.HEAP)
-    where, what = _batches(board, batch), f"wide_embed k={k} rows={num_rows} ranks={board.num_ranks}"
+    where, what = _batches(board, batch), f"embed_rows k={k} rows={num_rows} ranks={board.num_ranks}"
     for rank in ranks:
         slot = parts.at(rank, rank * slots_per_rank * k, (rank * slots_per_rank + 1) * k)
         rows = table[rank * RANK_TOKENS : (rank + 1) * RANK_TOKENS]
         board.graph.add(
-            WideEmbed(
+            EmbedRows(
                 rank,
                 what,
                 table=board.table(rank, rows),
@@ -94,16 +97,16 @@ def embed_and_sum(board: Board, k: int, num_rows: int, tiled: bool) -> None:
     _sums(board, k, num_rows, tiled, parts, where, None, x, 1)
 
 
-def _expect_part(board: Board, what: str, slot: Region, x: torch.Tensor, batch: WideBatch, rank: int) -> None:
+def _expect_part(board: Board, what: str, slot: Region, x: torch.Tensor, batch: JobBatch, rank: int) -> None:
     """Rows with a token of `rank` in its slot on an owner, the owner's others zero."""
-    rows = owned(batch.batch.num_wide_rows, board.num_ranks, slot.rank)
+    rows = owned(batch.batch.num_job_rows, board.num_ranks, slot.rank)
     want = torch.zeros(len(rows), x.shape[1])
     for i, row in enumerate(rows):
         if (batch.tokens[row] - FIRST_TOKEN) // RANK_TOKENS == rank:
             want[i] = x[row]
     board.writable(slot, len(rows))
     board.expect(
-        slot.rank, "wide_embed", what, lambda memory: assert_close("", f32(memory, slot, len(rows)), want, 0), of=rank
+        slot.rank, "embed_rows", what, lambda memory: assert_close("", f32(memory, slot, len(rows)), want, 0), of=rank
     )
 
 
@@ -111,8 +114,8 @@ def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool, behind_nor
     """The parts of every rank and split to the residual stream, and what the stream is normalized to. behind_norm: whether they
     are normalized themselves; None: perhaps.
     """
-    splits = int(board.rng.integers(1, MAX_WIDE_SPLITS + 1))
-    slots_per_rank = int(board.rng.integers(splits, MAX_WIDE_SPLITS + 1))
+    splits = int(board.rng.integers(1, MAX_K_SPLITS + 1))
+    slots_per_rank = int(board.rng.integers(splits, MAX_K_SPLITS + 1))
     data = torch.randn(board.num_ranks * slots_per_rank, num_rows, k)
     for slot in range(len(data)):
         if slot % slots_per_rank >= splits:
@@ -130,7 +133,7 @@ def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool, behind_nor
             total += part
     if post_norm is not None:
         total = reference.over_rms(total, EPS) * post_norm + (0 if old is None else old)
-    where = _batches(board, make_wide_batch(board.rng, num_rows))
+    where = _batches(board, make_job_batch(board.rng, num_rows))
     _sums(board, k, num_rows, tiled, parts, where, old, total, splits, post_norm, normalized=board.rng.random() < 0.7)
 
 
@@ -147,9 +150,9 @@ def _sums(
     post_norm: torch.Tensor | None = None,
     normalized: bool = True,
 ) -> None:
-    """A wide_sum on every rank, and a select_rows that reads its output there; total: what the sums should be."""
+    """A reduce_rows on every rank, and a select_rows that reads its output there; total: what the sums should be."""
     out, x = Activations(board, k, tiled, Space.HEAP), board.buffer(k, owned_rows(board.num_ranks))
-    what = f"wide_sum k={k} rows={num_rows} splits={num_splits} add={old is not None} tiled={tiled}"
+    what = f"reduce_rows k={k} rows={num_rows} splits={num_splits} add={old is not None} tiled={tiled}"
     what += f" normalized={normalized}{' behind a norm' if post_norm is not None else ''}"
     want, input_norm = reference.over_rms(total, EPS if normalized else None), None
     if normalized and not tiled and board.rng.random() < 0.5:  # on the host twin alone
@@ -162,7 +165,7 @@ def _sums(
         if old is not None and rows:
             board.fill(x.at(rank), old[rows.start : rows.stop])
         board.graph.add(
-            WideSum(
+            ReduceRows(
                 rank,
                 what,
                 parts=parts.at(rank),
@@ -188,7 +191,7 @@ def _sums(
             tolerance = ROUNDING["bf16"] * want.abs() + 1e-6 + noise
             assert_close("out ", out.read(memory, num_rows), want, tolerance)
 
-        board.expect(rank, "wide_sum", what, check)
+        board.expect(rank, "reduce_rows", what, check)
     for rank in range(board.num_ranks):  # what peers write is read before they may write again
         _select(board, rank, out, batch.on(rank))
 
@@ -213,7 +216,7 @@ def _select(board: Board, rank: int, x: Activations, batch: Region) -> Activatio
 
 def select(board: Board, rank: int, k: int, num_rows: int, tiled: bool) -> None:
     """Sampled rows to the first rows of the output."""
-    data, batch = torch.randn(num_rows, k).bfloat16(), make_wide_batch(board.rng, num_rows)
+    data, batch = torch.randn(num_rows, k).bfloat16(), make_job_batch(board.rng, num_rows)
     x = Activations(board, k, tiled)
     x.fill(rank, data)
     out = _select(board, rank, x, board.filled(rank, batch, "u8", space=Space.HEAP))
@@ -229,7 +232,7 @@ def select(board: Board, rank: int, k: int, num_rows: int, tiled: bool) -> None:
 def argmax(board: Board, rank: int, num_parts: int) -> None:
     """The best logit of each sampled row in every part of the columns; few different values, so that ties are common."""
     n, first_token = int(board.rng.integers(max(num_parts, 30), 3000)), int(board.rng.integers(0, 1000))
-    batch = make_wide_batch(board.rng, int(board.rng.integers(MAX_ROWS, WIDE_ROWS + 1)))
+    batch = make_job_batch(board.rng, int(board.rng.integers(MAX_ROWS, MAX_BUCKET_ROWS + 1)))
     num_rows = batch.batch.num_rows
     values = board.rng.integers(-3, 3, (num_rows, n)).astype(np.float32)
     values[:, board.rng.integers(0, n, 3)] = board.rng.normal(size=(num_rows, 3))

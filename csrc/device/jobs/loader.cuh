@@ -1,16 +1,16 @@
-// The loader's part of a wide product: the copies of all jobs of its worker, in the order in which the consumers use
+// The loader's part of a product in jobs: the copies of all jobs of its worker, in the order in which the consumers use
 // them. Weights are copied once the consumers have entered the task, as all tasks before are then done on this worker;
 // activations, which other workers write during the iteration, once the task is ready.
 #pragma once
-#include "device/wide/rings.cuh"
+#include "device/jobs/rings.cuh"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 // Where the tile of some M tile in a K tile begins in the packed weights, and its bytes (distmk/formats/tiles.py).
 class PackedTile {
  public:
-  DISTMK_FN PackedTile(const char* weight, const WideLinearArgs& args, const TileRows& rows)
+  DISTMK_FN PackedTile(const char* weight, const LinearJobsArgs& args, const TileRows& rows)
       : slab_(weight + Weights::bytes(uint64_t{rows.slab_begin} * args.k_pitch)),
         pitch_(args.k_pitch),
         num_rows_(rows.count),
@@ -35,18 +35,18 @@ class PackedTile {
 };
 
 // The M tile of a job that this lane copies, perhaps one without rows.
-DISTMK_FN TileRows tile_of_lane(const WideLinearArgs& args, const Division& division, const Job& job) {
+DISTMK_FN TileRows tile_of_lane(const LinearJobsArgs& args, const Division& division, const Job& job) {
   const uint32_t lane = threadIdx.x % 32;
   TileRows rows = division.tile_rows(args, job.first_tile + min(lane, job.num_tiles - 1));
   if (lane >= job.num_tiles) rows.count = 0;
   return rows;
 }
-DISTMK_FN PackedTile packed_tile(const RankState& state, const WideLinearArgs& args, const TileRows& rows) {
+DISTMK_FN PackedTile packed_tile(const RankState& state, const LinearJobsArgs& args, const TileRows& rows) {
   return {reinterpret_cast<const char*>(state.address(args.weight)), args, rows};
 }
 
 // Tells the consumers of a job, `round` of which came before. By all lanes; `rows` are those of a lane's M tile.
-DISTMK_FN void plan_job(const Team& lanes, const WideLinearArgs& args, const Job& job, const TileRows& rows,
+DISTMK_FN void plan_job(const Team& lanes, const LinearJobsArgs& args, const Job& job, const TileRows& rows,
                         uint32_t round) {
   JobPlan& plan = plan_of(round);
   const FeatureRange features = features_of(args, rows);
@@ -78,7 +78,7 @@ class RingFiller {
   static_assert(FIRST_B_LANE + MAX_B_SLOTS <= 32, "");
 
  public:
-  DISTMK_FN RingFiller(const RankState& state, const Team& lanes, const WideLinearArgs& args, uint32_t tile_tokens,
+  DISTMK_FN RingFiller(const RankState& state, const Team& lanes, const LinearJobsArgs& args, uint32_t tile_tokens,
                        const RingSizes& sizes)
       : lanes_(lanes),
         args_(args),
@@ -126,7 +126,7 @@ class RingFiller {
 
  private:
   const Team lanes_;
-  const WideLinearArgs& args_;
+  const LinearJobsArgs& args_;
   const char* x_;
   const uint32_t slot_bytes_;
   const uint32_t tile_turns_;  // a power of two
@@ -156,7 +156,8 @@ class RingFiller {
   }
   DISTMK_FN void copy_activations(uint32_t first_token, uint32_t block, uint32_t slot) const {
     const uint32_t full = shared_address(&rings().b_full[slot]);
-    const char* src = x_ + (uint64_t{block} * WIDE_ROWS + first_token) * WIDE_COLS * sizeof(__nv_bfloat16);
+    const char* src =
+        x_ + (uint64_t{block} * MAX_BUCKET_ROWS + first_token) * ACTIVATION_BLOCK_COLS * sizeof(__nv_bfloat16);
     expect_bytes(full, slot_bytes_);
     copy_kept(shared_address(shared().at<Overlay::PRODUCT_RINGS>()) + sizes_.a_bytes() + slot * slot_bytes_, src,
               slot_bytes_, full);
@@ -164,7 +165,7 @@ class RingFiller {
 };
 
 // While the tasks before still run: the weights with which this worker begins. They are then in the second-level cache.
-DISTMK_FN void prefetch_weights(const WideLinearArgs& args, const Job& job, const PackedTile& tile,
+DISTMK_FN void prefetch_weights(const LinearJobsArgs& args, const Job& job, const PackedTile& tile,
                                 uint32_t num_tiles) {
   if (threadIdx.x % 32 >= JOB_TILES) return;
   const BlockRange blocks = Division::blocks_of(args, job.split);
@@ -190,12 +191,12 @@ struct Instance {
 // Before the iteration has begun its batch may still be that of another one, or be written meanwhile; then this is a
 // guess, the same in all lanes.
 DISTMK_FN Instance guess_instance(const RankState& state, const Team& lanes, const TaskDesc& task) {
-  const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
+  const auto& args = *reinterpret_cast<const LinearJobsArgs*>(task.args);
   const uint32_t num_workers = state.program->num_workers;
   const Batch& batch = *state.batch(args.batch);
-  const uint32_t num_rows = args.sampled ? load_guess(&batch.num_rows) : load_guess(&batch.num_wide_rows);
+  const uint32_t num_rows = args.sampled ? load_guess(&batch.num_rows) : load_guess(&batch.num_job_rows);
   const uint32_t num_tokens = lanes.from_leader(num_rows);
-  const uint32_t most = args.sampled ? args.sampled : WIDE_ROWS;
+  const uint32_t most = args.sampled ? args.sampled : MAX_BUCKET_ROWS;
   return {(shared().worker_index + num_workers - task.first_worker) % num_workers,
           num_tokens && num_tokens <= most ? num_tokens : most};
 }
@@ -210,7 +211,7 @@ DISTMK_FN bool await_consumers(const Team& lanes, uint64_t& barrier, uint32_t pa
 // The producer of a task's rings. `number` of such tasks came before. False: the worker has left. A task that is ready
 // needs nothing more than these copies, so it is not left midway.
 DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, const TaskDesc& task, uint32_t number) {
-  const auto& args = *reinterpret_cast<const WideLinearArgs*>(task.args);
+  const auto& args = *reinterpret_cast<const LinearJobsArgs*>(task.args);
   Instance instance = guess_instance(state, lanes, task);
   // Where the copies begin takes long to compute, so that is done before. If the guess was wrong, once more.
 #pragma unroll 1
@@ -226,7 +227,7 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
     if (!told) {
       if (has_job) prefetch_weights(args, job, tile, num_prefetched(division.tile_tokens));
       lanes.sync();
-      if (!await_consumers(lanes, shared().wide_entered, number % 2)) return false;
+      if (!await_consumers(lanes, shared().product_entered, number % 2)) return false;
       told = true;
       fence_copies();  // the rings' memory was used by the tasks before
       const Instance entered{rings().instance, rings().num_tokens};
@@ -257,12 +258,12 @@ struct InputStream {
   uint32_t num_products = 0;  // so far
 
   DISTMK_FN static bool is_told_of(const TaskDesc& task) {
-    return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::WIDE_LINEAR);
+    return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::LINEAR_JOBS);
   }
   DISTMK_FN bool stream(const RankState& state, const Team& lanes, Loader&, const TaskDesc& task) {
     return stream_product(state, lanes, task, num_products++);
   }
 };
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

@@ -1,16 +1,16 @@
-// QK-norm and RoPE of a wide iteration's rows, and the append of their keys and values to the KV cache. A worker looks
+// QK-norm and RoPE of a job iteration's rows, and the append of their keys and values to the KV cache. A worker looks
 // up where its rows go before they are there, copies them to shared memory, and then takes their heads together, some
 // lanes of a warp a head.
 #pragma once
 #include "device/core/marks.cuh"
 #include "device/core/shared.cuh"
-#include "device/wide/row_vectors.cuh"
-#include "device/wide/runs.cuh"
+#include "device/jobs/row_vectors.cuh"
+#include "device/jobs/runs.cuh"
 #include "runtime/rms.h"
 #include "runtime/rope.h"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 constexpr uint32_t APPENDED_ROWS = 64;  // at once, if they fit in shared memory
 
@@ -87,7 +87,7 @@ struct AppendedHead {
   const AppendedRow& row;
   uint32_t index;  // queries first, then keys, then values
 
-  DISTMK_FN void store(const Context& context, const WideAppendArgs& args, uint32_t e, const HeadPart& part) const {
+  DISTMK_FN void store(const Context& context, const AppendKvArgs& args, uint32_t e, const HeadPart& part) const {
     const uint32_t dim = args.head_dim;
     __nv_bfloat16* to;
     uint32_t swizzle = 0;
@@ -109,7 +109,7 @@ struct AppendedHead {
 struct AppendBuffers {
   uint32_t row_bytes, rope_bytes, at_once;
 
-  DISTMK_FN explicit AppendBuffers(const WideAppendArgs& args) {
+  DISTMK_FN explicit AppendBuffers(const AppendKvArgs& args) {
     row_bytes = (args.num_q + 2 * args.num_kv) * args.head_dim * 2, rope_bytes = args.head_dim * 4;
     at_once = min(overlay_bytes(Overlay::APPENDED_HEADS) / (row_bytes + rope_bytes), APPENDED_ROWS);
   }
@@ -120,7 +120,7 @@ struct AppendBuffers {
 };
 
 // Rows `first` to first + num_rows of the worker's, as they are.
-DISTMK_FN void copy_rows(const Context& context, const WideAppendArgs& args, const AppendBuffers& buffers,
+DISTMK_FN void copy_rows(const Context& context, const AppendKvArgs& args, const AppendBuffers& buffers,
                          const OwnRows& rows, uint32_t first, uint32_t num_rows) {
   const char* qkv = context.at<char>(args.qkv);
   const bool by_chunks = is_aligned(qkv) && args.qkv_stride % 8 == 0;
@@ -137,12 +137,12 @@ DISTMK_FN void copy_rows(const Context& context, const WideAppendArgs& args, con
 }
 
 // Where they are in their sequences and go in the caches, and their RoPE: a warp a row.
-DISTMK_FN void look_up_rows(const Context& context, const WideAppendArgs& args, const AppendBuffers& buffers,
+DISTMK_FN void look_up_rows(const Context& context, const AppendKvArgs& args, const AppendBuffers& buffers,
                             const OwnRows& rows, uint32_t first, uint32_t num_rows, AppendState& state) {
-  const uint32_t num_runs = context.batch(args.batch)->num_wide_runs, lane = threadIdx.x % 32;
+  const uint32_t num_runs = context.batch(args.batch)->num_job_runs, lane = threadIdx.x % 32;
   for (uint32_t i = threadIdx.x / 32; i < num_rows; i += NUM_WARPS) {
     const uint32_t row = rows.at(first + i);
-    const WideRow found = wide_row(state.runs, num_runs, row);
+    const JobRow found = job_row(state.runs, num_runs, row);
     const char* rope = context.at<char>(args.rope) + uint64_t{found.position} * buffers.rope_bytes;
     for (uint32_t at = lane * 16; at < buffers.rope_bytes; at += 32 * 16)
       copy_chunk(shared_address(buffers.rope(i) + at), rope + at, true);
@@ -153,7 +153,7 @@ DISTMK_FN void look_up_rows(const Context& context, const WideAppendArgs& args, 
 }
 
 // All heads of `num_rows` rows in the buffers.
-DISTMK_FN void append_rows(const Context& context, const WideAppendArgs& args, const AppendBuffers& buffers,
+DISTMK_FN void append_rows(const Context& context, const AppendKvArgs& args, const AppendBuffers& buffers,
                            const AppendState& state, uint32_t num_rows, const HeadLanes& lanes, const HeadNorm& q_norm,
                            const HeadNorm& k_norm) {
   const uint32_t dim = args.head_dim, heads = args.num_q + 2 * args.num_kv, e = 4 * lanes.index;
@@ -176,33 +176,33 @@ DISTMK_FN void append_rows(const Context& context, const WideAppendArgs& args, c
   }
 }
 
-}  // namespace wide
+}  // namespace jobs
 
-DISTMK_FN void body_wide_append(Context& context, const WideAppendArgs& args) {
+DISTMK_FN void body_append_kv(Context& context, const AppendKvArgs& args) {
   if (!context.begin_preparing()) return;
   const Batch& batch = *context.batch(args.batch);
-  const wide::OwnRows rows(context, batch.num_wide_rows);
+  const jobs::OwnRows rows(context, batch.num_job_rows);
   if (!rows.count) return;
-  auto& state = *shared().at<Overlay::APPEND_STATE, wide::AppendState>();
-  const wide::AppendBuffers buffers(args);
-  const wide::HeadLanes lanes(args.head_dim);
+  auto& state = *shared().at<Overlay::APPEND_STATE, jobs::AppendState>();
+  const jobs::AppendBuffers buffers(args);
+  const jobs::HeadLanes lanes(args.head_dim);
   const uint32_t e = 4 * lanes.index, half = args.head_dim / 2;
-  wide::load_runs(context, args.batch, batch.num_wide_runs, state.runs);
-  const wide::HeadNorm q_norm(context, args.q_norm, e, half), k_norm(context, args.k_norm, e, half);
+  jobs::load_runs(context, args.batch, batch.num_job_runs, state.runs);
+  const jobs::HeadNorm q_norm(context, args.q_norm, e, half), k_norm(context, args.k_norm, e, half);
   context.team.sync();
   for (uint32_t first = 0; first < rows.count; first += buffers.at_once) {
     const uint32_t in_group = min(rows.count - first, buffers.at_once);
     if (first) context.team.sync();  // all warps are done with the last rows
-    wide::look_up_rows(context, args, buffers, rows, first, in_group, state);
+    jobs::look_up_rows(context, args, buffers, rows, first, in_group, state);
     mark(Mark::PREPARED);
-    if (!context.inputs_ready()) return wide::end_copies();
-    wide::copy_rows(context, args, buffers, rows, first, in_group);
+    if (!context.inputs_ready()) return jobs::end_copies();
+    jobs::copy_rows(context, args, buffers, rows, first, in_group);
     mark(Mark::INPUTS);
     commit_copies();
     await_copies<0>();
     context.team.sync();
     mark(Mark::MET);
-    wide::append_rows(context, args, buffers, state, in_group, lanes, q_norm, k_norm);
+    jobs::append_rows(context, args, buffers, state, in_group, lanes, q_norm, k_norm);
   }
 }
 

@@ -1,14 +1,14 @@
-// Epilogue of a wide product: from a job's output in shared memory to global memory, a token a warp. The job's output
-// features are consecutive, though M tiles with fewer than 16 rows leave gaps between their rows.
+// Epilogue of a product in jobs: from a job's output in shared memory to global memory, a token a warp. The job's
+// output features are consecutive, though M tiles with fewer than 16 rows leave gaps between their rows.
 #pragma once
+#include "device/jobs/mainloop.cuh"
 #include "device/linear/epilogue.cuh"
-#include "device/wide/mainloop.cuh"
-#include "runtime/wide_batch.h"
+#include "runtime/job_batch.h"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
-DISTMK_FN uint32_t num_features(const WideLinearArgs& args) {
+DISTMK_FN uint32_t num_features(const LinearJobsArgs& args) {
   return is_paired(args) ? args.num_rows / 2 : args.num_rows;
 }
 
@@ -36,7 +36,7 @@ class FeaturePair {
   static constexpr bool PAIRED = is_gated(EPILOGUE);
 
  public:
-  DISTMK_FN FeaturePair(const WideLinearArgs& args, const FeatureTable& table, const FeatureRange& features,
+  DISTMK_FN FeaturePair(const LinearJobsArgs& args, const FeatureTable& table, const FeatureRange& features,
                         uint32_t f) {
     if constexpr (EPILOGUE == Epilogue::LOGITS) softcap_ = args.softcap;
 #pragma unroll
@@ -86,7 +86,7 @@ struct TokenRange {
 // Stores the features of a job, zeros up to `stored_end`. `at(token, f)`: where feature f of a token lies, features f
 // and f + 1 of an even f side by side; `step`: the elements from a token to the warp's next one.
 template <Epilogue EPILOGUE, class At>
-DISTMK_FN void store_features(const WideLinearArgs& args, const FeatureTable& table, const FeatureRange& features,
+DISTMK_FN void store_features(const LinearJobsArgs& args, const FeatureTable& table, const FeatureRange& features,
                               uint32_t stored_end, const TokenRange& tokens, uint64_t step, const At& at) {
   const uint32_t first = tokens.begin / NUM_WARPS / UNROLL * UNROLL * NUM_WARPS + threadIdx.x / 32;
 #pragma unroll 1
@@ -116,8 +116,8 @@ DISTMK_FN void store_features(const WideLinearArgs& args, const FeatureTable& ta
 }
 
 // To the slots of the rows' owners. Of an owner's memory that no pointer reaches nothing is stored: programs with such
-// ranks have no wide iterations (distmk/lower/jobs.py).
-DISTMK_FN void store_parts(const Context& context, const WideLinearArgs& args, const JobPlan& job,
+// ranks have no job iterations (distmk/lower/jobs.py).
+DISTMK_FN void store_parts(const Context& context, const LinearJobsArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features, uint32_t num_tokens) {
   const uint32_t per_rank = rows_per_rank(num_tokens, context.num_ranks()), job_end = job.first_token + job.num_tokens;
   uint32_t owner = job.first_token / per_rank;
@@ -137,20 +137,22 @@ DISTMK_FN void store_parts(const Context& context, const WideLinearArgs& args, c
 
 // The activations of gate and up.
 template <Epilogue EPILOGUE>
-DISTMK_FN void store_gated(const Context& context, const WideLinearArgs& args, const JobPlan& job,
+DISTMK_FN void store_gated(const Context& context, const LinearJobsArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features) {
   auto* out = context.at<__nv_bfloat16>(args.out);
   const uint32_t end = features.end();
   // The last block of activations is filled up with zeros.
-  const uint32_t stored_end = end < num_features(args) ? end : (end + WIDE_COLS - 1) / WIDE_COLS * WIDE_COLS;
-  store_features<EPILOGUE>(args, table, features, stored_end, {0, job.num_tokens}, NUM_WARPS * WIDE_COLS,
+  const uint32_t stored_end = end < num_features(args)
+                                  ? end
+                                  : (end + ACTIVATION_BLOCK_COLS - 1) / ACTIVATION_BLOCK_COLS * ACTIVATION_BLOCK_COLS;
+  store_features<EPILOGUE>(args, table, features, stored_end, {0, job.num_tokens}, NUM_WARPS * ACTIVATION_BLOCK_COLS,
                            [&](uint32_t token, uint32_t f) {
                              return out + activation_offset(job.first_token + token, f, args.out_stride, true);
                            });
 }
 
 // All tokens of a job.
-DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, const JobPlan& job,
+DISTMK_FN void store_job(const Context& context, const LinearJobsArgs& args, const JobPlan& job,
                          const FeatureTable& table, uint32_t num_tokens) {
   const TokenRange all{0, job.num_tokens};
   const FeatureRange features = job.features;
@@ -177,5 +179,5 @@ DISTMK_FN void store_job(const Context& context, const WideLinearArgs& args, con
   }
 }
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

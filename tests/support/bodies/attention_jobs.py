@@ -1,4 +1,4 @@
-"""Cases of the append of a wide iteration and the attention behind it."""
+"""Cases of the append of a job iteration and the attention behind it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from support import reference
 from support.bodies.attention_inputs import PLAIN, Heads
 from support.bodies.board import Board
 
-from distmk.abi import MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, BatchRun, Scores, Space, WideBatch
+from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, MAX_SEQUENCES, BatchRun, JobBatch, Scores, Space
 from distmk.graph.regions import Region
-from distmk.tasks import AttentionShape, WideAppend, WideAttention
+from distmk.tasks import AppendKv, AttentionJobs, AttentionShape
+from distmk.tasks.activations import activation_cols
 from distmk.tasks.splits import ANY_LENGTH
-from distmk.tasks.wide import activation_cols
 from distmk.testing.arrays import ROUNDING, assert_close
 from distmk.testing.memory import Memory
 
@@ -20,7 +20,7 @@ EPS = 1e-6
 Runs = list[tuple[int, int, int]]  # rows, slot, positions after this iteration
 
 
-def random_wide_runs(rng: np.random.Generator, max_len: int, max_rows: int = WIDE_ROWS) -> Runs:
+def random_job_runs(rng: np.random.Generator, max_len: int, max_rows: int = MAX_BUCKET_ROWS) -> Runs:
     """Single rows, and chunks of prompts, some of which begin in the middle of a long sequence."""
     runs, left = [], max_rows
     for slot in rng.permutation(MAX_SEQUENCES)[: int(rng.integers(1, 7))]:
@@ -38,32 +38,32 @@ def random_decoding_runs(rng: np.random.Generator, max_len: int, group: int) -> 
     rows = [1] * int(rng.integers(4, 9))
     rows += [int(rng.integers(1, 18 // group + 2)) for _ in range(int(rng.integers(0, 3)))]
     lengths = [max_len, 1, *rng.integers(1, max_len + 1, len(rows) - 2)]
-    rows.append(int(rng.integers(1, min(max_len, WIDE_ROWS // 2) + 1)))
+    rows.append(int(rng.integers(1, min(max_len, MAX_BUCKET_ROWS // 2) + 1)))
     lengths.append(rows[-1])
     slots = rng.permutation(MAX_SEQUENCES)[: len(rows)]
     return [(n, int(slot), max(n, int(length))) for n, slot, length in zip(rows, slots, lengths, strict=True)]
 
 
-def wide_batch_of(runs: Runs) -> WideBatch:
+def job_batch_of(runs: Runs) -> JobBatch:
     """Without sampled rows and tokens."""
-    wide = WideBatch()
+    jobs = JobBatch()
     for rows, slot, kv_len in runs:
-        wide.runs[wide.batch.num_wide_runs] = BatchRun(wide.batch.num_wide_rows, rows, slot, kv_len)
-        wide.batch.num_wide_runs += 1
-        wide.batch.num_wide_rows += rows
-    return wide
+        jobs.runs[jobs.batch.num_job_runs] = BatchRun(jobs.batch.num_job_rows, rows, slot, kv_len)
+        jobs.batch.num_job_runs += 1
+        jobs.batch.num_job_rows += rows
+    return jobs
 
 
 def activation_offsets(num_rows: int, num_cols: int, tiled: bool) -> np.ndarray:
-    """Where the elements [num_rows, num_cols] of activations are (distmk/tasks/wide.py)."""
+    """Where the elements [num_rows, num_cols] of activations are (distmk/tasks/activations.py)."""
     row, col = np.arange(num_rows)[:, None], np.arange(num_cols)[None]
     if not tiled:
         return row * num_cols + col
-    chunk = col % WIDE_COLS // 8 ^ row % 8
-    return (col // WIDE_COLS * WIDE_ROWS + row) * WIDE_COLS + 8 * chunk + col % 8
+    chunk = col % ACTIVATION_BLOCK_COLS // 8 ^ row % 8
+    return (col // ACTIVATION_BLOCK_COLS * MAX_BUCKET_ROWS + row) * ACTIVATION_BLOCK_COLS + 8 * chunk + col % 8
 
 
-class WideAttentionCase:
+class AttentionJobsCase:
     """An append and the attention behind it, with pages in random order."""
 
     def __init__(
@@ -108,9 +108,9 @@ class WideAttentionCase:
             self.caches[:, page, :, inside] = torch.randn(len(old), 2, s.num_kv, s.head_dim).bfloat16()
 
     def _aligned(self, cols: int) -> Region:
-        """Columns of a new bf16 buffer of WIDE_ROWS rows, at a multiple of 16 bytes."""
+        """Columns of a new bf16 buffer of MAX_BUCKET_ROWS rows, at a multiple of 16 bytes."""
         before, after = (8 * int(pad) for pad in self.board.rng.integers(0, 3, 2))
-        return self.board.buffer(before + cols + after, WIDE_ROWS, "bf16").at(self.rank, before, before + cols)
+        return self.board.buffer(before + cols + after, MAX_BUCKET_ROWS, "bf16").at(self.rank, before, before + cols)
 
     def _add(self, what: str) -> None:
         s, board, rank = self.shape, self.board, self.rank
@@ -122,9 +122,11 @@ class WideAttentionCase:
             for cache in (k_cache, v_cache):
                 board.writable(cache.buffer.at(rank, begin, begin + s.head_dim))
         out = board.buffer(activation_cols(q_cols, self.tiled), 1, "bf16").at(rank)
-        for block in range(-(-q_cols // WIDE_COLS)) if self.tiled else (0,):
-            begin = block * WIDE_ROWS * WIDE_COLS
-            board.writable(out.buffer.at(rank, begin, begin + self.num_rows * (WIDE_COLS if self.tiled else q_cols)))
+        for block in range(-(-q_cols // ACTIVATION_BLOCK_COLS)) if self.tiled else (0,):
+            begin = block * MAX_BUCKET_ROWS * ACTIVATION_BLOCK_COLS
+            board.writable(
+                out.buffer.at(rank, begin, begin + self.num_rows * (ACTIVATION_BLOCK_COLS if self.tiled else q_cols))
+            )
         q_norm, k_norm = (board.vector(rank, norm) for norm in self.norms or (None, None))
         both = {
             "shape": s,
@@ -132,10 +134,10 @@ class WideAttentionCase:
             "k_cache": k_cache,
             "v_cache": v_cache,
             "page_table": board.filled(rank, self.pages, "i32", space=Space.HEAP),
-            "batch": board.filled(rank, wide_batch_of(self.runs), "u8", space=Space.HEAP),
+            "batch": board.filled(rank, job_batch_of(self.runs), "u8", space=Space.HEAP),
         }
         board.graph.add(
-            WideAppend(
+            AppendKv(
                 rank,
                 f"append {what}",
                 qkv=board.fill(self._aligned(s.qkv_cols), self.qkv),
@@ -146,7 +148,7 @@ class WideAttentionCase:
                 **both,
             )
         )
-        board.graph.add(WideAttention(rank, f"attention {what}", out=out, tiled=self.tiled, **both))
+        board.graph.add(AttentionJobs(rank, f"attention {what}", out=out, tiled=self.tiled, **both))
 
         def read(memory: Memory) -> tuple[torch.Tensor, torch.Tensor]:
             raw = np.stack([memory[cache.buffer].reshape(-1) for cache in (k_cache, v_cache)])
@@ -159,8 +161,8 @@ class WideAttentionCase:
             got = raw[torch.from_numpy(activation_offsets(self.num_rows, q_cols, self.tiled))].double()
             self.check_attention(got.unflatten(1, (s.num_q, s.head_dim)), *read(memory))
 
-        board.expect(rank, "wide_append", what, lambda memory: self.check_append(*read(memory)))
-        board.expect(rank, "wide_attention", what, check_attention)
+        board.expect(rank, "append_kv", what, lambda memory: self.check_append(*read(memory)))
+        board.expect(rank, "attention_jobs", what, check_attention)
 
     def _stored(self, caches: torch.Tensor) -> torch.Tensor:
         """`caches` as the backend keeps them, or from there back (AttentionInputs.swizzled)."""
@@ -221,7 +223,7 @@ class WideAttentionCase:
                 assert_close(f"run {run} head {head} ", got[rows, head], want, tolerance)
 
 
-def wide_attention(
+def attention_jobs(
     board: Board,
     rank: int,
     heads: Heads,
@@ -232,4 +234,4 @@ def wide_attention(
     how: reference.Scoring = PLAIN,
 ) -> None:
     tiled = board.gpu_layout and bool(board.rng.random() < 0.8)
-    WideAttentionCase(board, rank, heads, head_dim, page_size, norms, runs, tiled, how)
+    AttentionJobsCase(board, rank, heads, head_dim, page_size, norms, runs, tiled, how)

@@ -1,4 +1,4 @@
-"""What becomes of the sampled rows of a wide iteration: they are chosen before the head, and have their best logits after it."""
+"""What becomes of the sampled rows of a job iteration: they are chosen before the head, and have their best logits after it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from distmk.abi import MAX_ROWS, LaunchKind
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, f32_access, require, task_type
+from distmk.tasks.activations import activation_access, check_batch, job_batch_accesses
 from distmk.tasks.scheduling import candidates_bytes
 from distmk.tasks.slots import check_num_rows, check_row_capacity
-from distmk.tasks.wide import activation_access, check_wide, wide_batch_accesses
 
 
 class SelectRowsArgs(ctypes.Structure):
@@ -31,7 +31,7 @@ class SelectRowsArgs(ctypes.Structure):
 @task_type(20, "select_rows")
 @dataclass(frozen=True, eq=False)
 class SelectRows(Task):
-    """out[i] = x[i-th sampled row of the wide iteration], of which there are up to `num_rows`. An instance: a sampled row."""
+    """out[i] = x[i-th sampled row of the job iteration], of which there are up to `num_rows`. An instance: a sampled row."""
 
     x: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
@@ -76,13 +76,13 @@ class SelectRows(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        check_wide(args)
+        check_batch(args)
         check_num_rows(args.num_rows)
         require(args.x != args.out, "x is the output")
         return [
             activation_access(False, rank, args.x, args.k, args.tiled),
             activation_access(True, rank, args.out, args.k, args.tiled, args.num_rows),
-            *wide_batch_accesses(rank, args.batch),
+            *job_batch_accesses(rank, args.batch),
         ]
 
 
@@ -156,11 +156,11 @@ class ArgmaxRows(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        check_wide(args)
+        check_batch(args)
         require(args.num_parts > 0, "there are no parts")
         check_num_rows(args.num_rows)
         return [
             f32_access(False, rank, args.logits, args.n, args.num_rows, args.stride),
             access(True, rank, args.out, candidates_bytes(args.num_rows) * args.num_parts),
-            *wide_batch_accesses(rank, args.batch),
+            *job_batch_accesses(rank, args.batch),
         ]

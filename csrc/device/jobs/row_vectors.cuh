@@ -1,11 +1,11 @@
-// What bodies that go row by row in a wide iteration share: a worker's rows, and four columns at a time.
+// What bodies that go row by row in a job iteration share: a worker's rows, and four columns at a time.
 #pragma once
 #include "device/core/bf16.cuh"
 #include "device/core/vectors.cuh"
-#include "runtime/wide_batch.h"
+#include "runtime/job_batch.h"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 // Of four columns, or of one where a row does not begin at a multiple of 16 bytes.
 DISTMK_FN void load_if(bool wanted, const float* p, float4& v) {
@@ -37,5 +37,5 @@ struct OwnRows {
   DISTMK_FN uint32_t at(uint32_t i) const { return first + i * step; }
 };
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

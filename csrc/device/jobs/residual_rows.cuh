@@ -1,13 +1,13 @@
-// Row by row in a wide iteration: the embedding, and sums into the residual stream.
+// Row by row in a job iteration: the embedding, and sums into the residual stream.
 #pragma once
 #include "device/attention/lse.cuh"
 #include "device/core/marks.cuh"
 #include "device/core/shared.cuh"
-#include "device/wide/row_vectors.cuh"
+#include "device/jobs/row_vectors.cuh"
 #include "runtime/rms.h"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 constexpr uint32_t ITEMS_IN_FLIGHT = 4;  // loads of a thread
 constexpr uint32_t SUMMED_ROWS = 32;     // at once, if they fit in shared memory
@@ -37,8 +37,8 @@ struct EmbeddedElement {
 
 // All rows of a worker together, so that many loads are in flight.
 template <class Chunk>
-DISTMK_FN void embed_rows(const Context& context, const WideEmbedArgs& args, const OwnRows& rows, uint32_t num_rows) {
-  const int32_t* tokens = wide_batch(context, args.batch).tokens;
+DISTMK_FN void embed_rows(const Context& context, const EmbedRowsArgs& args, const OwnRows& rows, uint32_t num_rows) {
+  const int32_t* tokens = job_batch(context, args.batch).tokens;
   const auto* table = context.at<__nv_bfloat16>(args.table);
   const uint32_t per_row = args.k / Chunk::COLS, num_items = rows.count * per_row;
   const uint32_t share = rows_per_rank(num_rows, context.num_ranks());
@@ -71,7 +71,7 @@ class RowSums {
  public:
   static constexpr uint32_t COLS = sizeof(Vector) / sizeof(float), STEP = NUM_CONSUMERS * COLS;
 
-  DISTMK_FN RowSums(const Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row)
+  DISTMK_FN RowSums(const Context& context, const ReduceRowsArgs& args, const OwnRows& rows, uint32_t first_row)
       : context_(context), args_(args), rows_(rows), first_row_(first_row) {}
 
   // Rows `first` to `end` of the worker's. Other warps' sums of squares are there after the next team.sync().
@@ -111,7 +111,7 @@ class RowSums {
 
  private:
   const Context& context_;
-  const WideSumArgs& args_;
+  const ReduceRowsArgs& args_;
   const OwnRows& rows_;
   uint32_t first_row_;
 
@@ -174,17 +174,17 @@ class RowSums {
     }
     return squares;
   }
-  // The splits of a rank. MAX_WIDE_SPLITS of them are loaded together.
+  // The splits of a rank. MAX_K_SPLITS of them are loaded together.
   DISTMK_FN void add_slots(const float* slot, const uint32_t (&cols)[ITEMS_IN_FLIGHT],
                            Vector (&sums)[ITEMS_IN_FLIGHT]) const {
-    Vector loaded[MAX_WIDE_SPLITS][ITEMS_IN_FLIGHT];
+    Vector loaded[MAX_K_SPLITS][ITEMS_IN_FLIGHT];
 #pragma unroll
-    for (uint32_t split = 0; split < MAX_WIDE_SPLITS; ++split)
+    for (uint32_t split = 0; split < MAX_K_SPLITS; ++split)
 #pragma unroll
       for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j)
         load_if(split < args_.num_splits, slot + uint64_t{split} * args_.k + cols[j], loaded[split][j]);
 #pragma unroll
-    for (uint32_t split = 0; split < MAX_WIDE_SPLITS; ++split)
+    for (uint32_t split = 0; split < MAX_K_SPLITS; ++split)
 #pragma unroll
       for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j)
         if (split < args_.num_splits) sums[j] = sum(sums[j], loaded[split][j]);
@@ -192,7 +192,7 @@ class RowSums {
 };
 
 template <class Vector, bool POST_NORM>
-DISTMK_FN void sum_rows(Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
+DISTMK_FN void sum_rows(Context& context, const ReduceRowsArgs& args, const OwnRows& rows, uint32_t first_row) {
   const RowSums<Vector, POST_NORM> sums(context, args, rows, first_row);
   const auto fitting = static_cast<uint32_t>(overlay_bytes(Overlay::SUMS) / sizeof(float)) / args.k;
   const uint32_t at_once = min(fitting, SUMMED_ROWS);
@@ -216,36 +216,36 @@ DISTMK_FN void sum_rows(Context& context, const WideSumArgs& args, const OwnRows
 static_assert(2 * SUMMED_ROWS * NUM_WARPS * sizeof(float) <= overlay_bytes(Overlay::SQUARES), "");
 
 template <class Vector>
-DISTMK_FN void sum_rows(Context& context, const WideSumArgs& args, const OwnRows& rows, uint32_t first_row) {
+DISTMK_FN void sum_rows(Context& context, const ReduceRowsArgs& args, const OwnRows& rows, uint32_t first_row) {
   if (args.post_norm)
     sum_rows<Vector, true>(context, args, rows, first_row);
   else
     sum_rows<Vector, false>(context, args, rows, first_row);
 }
 
-}  // namespace wide
+}  // namespace jobs
 
-DISTMK_FN void body_wide_embed(Context& context, const WideEmbedArgs& args) {
-  const uint32_t num_rows = context.batch(args.batch)->num_wide_rows;
-  const wide::OwnRows rows(context, num_rows);
+DISTMK_FN void body_embed_rows(Context& context, const EmbedRowsArgs& args) {
+  const uint32_t num_rows = context.batch(args.batch)->num_job_rows;
+  const jobs::OwnRows rows(context, num_rows);
   if (!rows.count) return;
   if (args.k % 8 == 0 && args.out_stride % 4 == 0 && is_aligned(context.at<void>(args.table)) &&
       is_aligned(context.at<void>(args.out)))
-    wide::embed_rows<wide::EmbeddedChunk>(context, args, rows, num_rows);
+    jobs::embed_rows<jobs::EmbeddedChunk>(context, args, rows, num_rows);
   else
-    wide::embed_rows<wide::EmbeddedElement>(context, args, rows, num_rows);
+    jobs::embed_rows<jobs::EmbeddedElement>(context, args, rows, num_rows);
 }
 
-DISTMK_FN void body_wide_sum(Context& context, const WideSumArgs& args) {
+DISTMK_FN void body_reduce_rows(Context& context, const ReduceRowsArgs& args) {
   if (!context.begin_preparing()) return;
-  const uint32_t num_rows = context.batch(args.batch)->num_wide_rows;
+  const uint32_t num_rows = context.batch(args.batch)->num_job_rows;
   const uint32_t share = rows_per_rank(num_rows, args.num_ranks), first_row = min(context.rank() * share, num_rows);
-  const wide::OwnRows rows(context, min(share, num_rows - first_row));
+  const jobs::OwnRows rows(context, min(share, num_rows - first_row));
   if (args.k % 4 == 0 && is_aligned(context.at<void>(args.parts)) && is_aligned(context.at<void>(args.x)) &&
       is_aligned(context.at<void>(args.out)) && is_aligned(context.at<void>(args.post_norm)))
-    wide::sum_rows<float4>(context, args, rows, first_row);
+    jobs::sum_rows<float4>(context, args, rows, first_row);
   else
-    wide::sum_rows<float>(context, args, rows, first_row);
+    jobs::sum_rows<float>(context, args, rows, first_row);
 }
 
 }  // namespace distmk

@@ -1,4 +1,4 @@
-"""Cases of wide linear tasks, in a launch of their own: on GPUs a program that has them streams no weights otherwise."""
+"""Cases of jobs linear tasks, in a launch of their own: on GPUs a program that has them streams no weights otherwise."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from support import reference
 from support.bodies.board import Board, f32, in_turn
 from support.bodies.linear import cap_error, random_softcap
 
-from distmk.abi import GATED, M_TILE, MAX_SEQUENCES, WIDE_COLS, WIDE_ROWS, Epilogue, Space, WideBatch
+from distmk.abi import ACTIVATION_BLOCK_COLS, GATED, M_TILE, MAX_BUCKET_ROWS, MAX_SEQUENCES, Epilogue, JobBatch, Space
 from distmk.formats.tiles import pack_rows
 from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab
-from distmk.tasks.wide import activation_cols, owned_rows, padded_cols
-from distmk.tasks.wide_linear import WideLinear
+from distmk.tasks.activations import activation_cols, owned_rows, padded_cols
+from distmk.tasks.linear_jobs import LinearJobs
 from distmk.testing.arrays import ROUNDING, assert_close
 from distmk.testing.memory import Memory
 
@@ -55,16 +55,16 @@ def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callab
         return partial(_in_a_row, board, error, rows, products)
 
     gated = in_turn(rng, GATED)
-    for low, high in ((1, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, WIDE_ROWS)):
+    for low, high in ((1, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, MAX_BUCKET_ROWS)):
         parts = drawn(Epilogue.PARTS, int(rng.integers(1, 3)))
         rows = int(rng.choice([high, rng.integers(low, high + 1)]))
         yield case(rows, drawn(Epilogue.STORE), drawn(next(gated)), parts)
     # Jobs whose M tiles do not divide the ring, over more K tiles than it holds, beside shorter ones.
-    ks = ((64, 2), (max(all_k), 2), (min(all_k), 1), (33 * WIDE_COLS, 2))
+    ks = ((64, 2), (max(all_k), 2), (min(all_k), 1), (33 * ACTIVATION_BLOCK_COLS, 2))
     parts_of_k = [Product(k, PARTITIONS[0], Epilogue.PARTS, num_splits) for k, num_splits in ks]
     yield case(int(rng.integers(17, 65)), *(parts_of_k[i] for i in rng.permutation(len(ks))))
     yield case(int(rng.integers(129, 257)), Product(320, WHOLE_TILES, Epilogue.STORE))
-    yield case(int(rng.integers(257, WIDE_ROWS + 1)), Product(320, WHOLE_TILES, Epilogue.PARTS, 2))
+    yield case(int(rng.integers(257, MAX_BUCKET_ROWS + 1)), Product(320, WHOLE_TILES, Epilogue.PARTS, 2))
     many = [Product(k, MANY_TILES, Epilogue.PARTS, 1 + (k > 320)) for k in (320, 448, 640)]
     yield case(int(rng.integers(17, 65)), *many)
     for rows in (1, 16, int(rng.integers(17, 65)), MAX_SEQUENCES, 0):
@@ -73,37 +73,40 @@ def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callab
 
 
 def activations(x: torch.Tensor, tiled: bool) -> torch.Tensor:
-    """bf16 rows [rows, k] as activations, [1, elements]: what is in no row is NaN (distmk/tasks/wide.py)."""
+    """bf16 rows [rows, k] as activations, [1, elements]: what is in no row is NaN (distmk/tasks/activations.py)."""
     rows, k = x.shape
     if not tiled:
-        return torch.cat([x, torch.full((WIDE_ROWS - rows, k), torch.nan, dtype=x.dtype)]).reshape(1, -1)
-    whole = torch.full((WIDE_ROWS, padded_cols(k)), torch.nan, dtype=x.dtype)
+        return torch.cat([x, torch.full((MAX_BUCKET_ROWS - rows, k), torch.nan, dtype=x.dtype)]).reshape(1, -1)
+    whole = torch.full((MAX_BUCKET_ROWS, padded_cols(k)), torch.nan, dtype=x.dtype)
     whole[:rows], whole[:rows, k:] = 0, 0
     whole[:rows, :k] = x
-    return _swizzled(whole.reshape(WIDE_ROWS, -1, WIDE_COLS).transpose(0, 1)).reshape(1, -1)
+    return _swizzled(whole.reshape(MAX_BUCKET_ROWS, -1, ACTIVATION_BLOCK_COLS).transpose(0, 1)).reshape(1, -1)
 
 
 def activation_rows(content: np.ndarray, num_rows: int, k: int, tiled: bool) -> np.ndarray:
     """The inverse of activations(): [rows, k], or up to the end of the last block if tiled."""
     if not tiled:
-        return content.reshape(WIDE_ROWS, k)[:num_rows]
-    blocks = _swizzled(torch.from_numpy(content.copy()).reshape(-1, WIDE_ROWS, WIDE_COLS))
-    return blocks.transpose(0, 1).reshape(WIDE_ROWS, -1)[:num_rows].numpy()
+        return content.reshape(MAX_BUCKET_ROWS, k)[:num_rows]
+    blocks = _swizzled(torch.from_numpy(content.copy()).reshape(-1, MAX_BUCKET_ROWS, ACTIVATION_BLOCK_COLS))
+    return blocks.transpose(0, 1).reshape(MAX_BUCKET_ROWS, -1)[:num_rows].numpy()
 
 
 def _swizzled(blocks: torch.Tensor) -> torch.Tensor:
-    """Chunk c of row r for chunk c ^ r % 8 of [blocks, rows, WIDE_COLS], and so the other way round."""
+    """Chunk c of row r for chunk c ^ r % 8 of [blocks, rows, ACTIVATION_BLOCK_COLS], and so the other way round."""
     chunks = blocks.reshape(*blocks.shape[:2], -1, 8)
     source = torch.arange(chunks.shape[2])[None] ^ (torch.arange(chunks.shape[1]) % 8)[:, None]
     return chunks.gather(2, source[None, :, :, None].expand(chunks.shape)).reshape(blocks.shape)
 
 
 def _batch(board: Board, rank: int, num_rows: int, sampled: bool) -> Region:
-    batch = WideBatch()
+    batch = JobBatch()
     if sampled:
-        batch.batch.num_rows, batch.batch.num_wide_rows = num_rows, int(board.rng.integers(num_rows, WIDE_ROWS + 1))
+        batch.batch.num_rows, batch.batch.num_job_rows = (
+            num_rows,
+            int(board.rng.integers(num_rows, MAX_BUCKET_ROWS + 1)),
+        )
     else:
-        batch.batch.num_wide_rows = num_rows
+        batch.batch.num_job_rows = num_rows
     return board.filled(rank, batch, "u8", space=Space.HEAP)
 
 
@@ -171,20 +174,22 @@ class _Product:
     def add(self, parts: Any, num_splits: int, slot: int) -> None:
         board, rank, epilogue = self.board, self.rank, self.epilogue
         sampled = epilogue is Epilogue.LOGITS
-        blocks = padded_cols(self.k) // WIDE_COLS if board.gpu_layout else 1  # a row of the buffer each, for `check`
+        blocks = (
+            padded_cols(self.k) // ACTIVATION_BLOCK_COLS if board.gpu_layout else 1
+        )  # a row of the buffer each, for `check`
         x = board.filled(rank, activations(self.x, board.gpu_layout), "bf16", blocks if sampled else 1)
         n = self.partition.total
-        what = f"wide_linear {epilogue.name} k={self.k} rows={self.rows} {self.partition}"
+        what = f"linear_jobs {epilogue.name} k={self.k} rows={self.rows} {self.partition}"
         what += f" splits={num_splits}{' bias' if self.bias is not None else ''}"
         out = parts.at(rank, slot * n, (slot + num_splits) * n)
         if epilogue in GATED:
             out = board.buffer(activation_cols(n // 2, board.gpu_layout), dtype="bf16").at(rank)
         elif epilogue is not Epilogue.PARTS:
-            dtype, room = ("f32", MAX_SEQUENCES) if sampled else ("bf16", WIDE_ROWS)
+            dtype, room = ("f32", MAX_SEQUENCES) if sampled else ("bf16", MAX_BUCKET_ROWS)
             out = board.padded(rank, n, room, dtype=dtype)
         self._expect(what, out, num_splits)
         board.graph.add(
-            WideLinear(
+            LinearJobs(
                 rank,
                 what,
                 x=x,
@@ -205,7 +210,7 @@ class _Product:
         )
 
     def _expect(self, what: str, out: Region, num_splits: int) -> None:
-        board, kind = self.board, f"wide_linear {self.epilogue.name}"
+        board, kind = self.board, f"linear_jobs {self.epilogue.name}"
         if self.epilogue is Epilogue.PARTS:
             for owner in range(board.num_ranks):
                 share = -(-self.rows // board.num_ranks)

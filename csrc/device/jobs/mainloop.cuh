@@ -1,17 +1,17 @@
-// Mainloop of a wide product: C[m, n] = sum over k of W[m, k] X[n, k], W and X in bf16, C in float32. The eight
+// Mainloop of a product in jobs: C[m, n] = sum over k of W[m, k] X[n, k], W and X in bf16, C in float32. The eight
 // consumer warps are two warpgroups of 64 weight rows, an M tile of 16 rows a warp, times all tokens of the N tile.
 // Weights go from the A ring to registers, as the packed order gives a lane its fragments of two k16 steps at once;
 // activations are read from the B ring by the tensor cores.
 #pragma once
 #include "device/core/marks.cuh"
-#include "device/wide/rings.cuh"
+#include "device/jobs/rings.cuh"
 #include "platform/wgmma.cuh"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 constexpr uint32_t STEP_K = 32;  // columns of a pair of k16 steps
-static_assert(WIDE_COLS == 2 * STEP_K, "two pairs of steps a block");
+static_assert(ACTIVATION_BLOCK_COLS == 2 * STEP_K, "two pairs of steps a block");
 
 // The row of the M tile in which this lane holds the fragment's row g, g its group of four lanes; row g + 8 lies 8 rows
 // below. Two groups that read together differ in the swizzle's highest bit, so that they meet in no bank.
@@ -29,13 +29,14 @@ class WeightReader {
   DISTMK_FN WeightReader(uint32_t phases, uint32_t num_tiles, uint32_t tile)
       : at_(phases, rings().num_tiles, num_tiles, tile), has_tile_(tile < num_tiles) {}
 
-  // Waits for the next K tile, of `num_blocks` blocks of WIDE_COLS columns, and begins with block `first` of them.
+  // Waits for the next K tile, of `num_blocks` blocks of ACTIVATION_BLOCK_COLS columns, and begins with block `first`
+  // of them.
   DISTMK_FN void open(uint32_t num_blocks, uint32_t first) {
-    const uint32_t lane = threadIdx.x % 32, row = fragment_row(lane), pitch = num_blocks * WIDE_COLS * 2;
+    const uint32_t lane = threadIdx.x % 32, row = fragment_row(lane), pitch = num_blocks * ACTIVATION_BLOCK_COLS * 2;
     await();
     const uint32_t tile = has_tile_ ? shared_address(shared().at<Overlay::PRODUCT_RINGS>()) + at_.place() * A_TILE_BYTES
                                     : shared_address(shared().at<Overlay::NO_WEIGHTS>());
-    next_ = tile + row * pitch + (lane ^ row) % 4 * 16 + row / 4 * 64 + first * WIDE_COLS * 2;
+    next_ = tile + row * pitch + (lane ^ row) % 4 * 16 + row / 4 * 64 + first * ACTIVATION_BLOCK_COLS * 2;
     below_ = 8 * pitch;
   }
   // Blocks are read half by half, in the order of k; in rows 4 to 7 the second half comes first.
@@ -43,7 +44,7 @@ class WeightReader {
   // Then it is on to the block `step` blocks further.
   DISTMK_FN PackedWeights load_second_half(uint32_t step) {
     const uint32_t at = next_ ^ 64;
-    next_ += step * WIDE_COLS * 2;
+    next_ += step * ACTIVATION_BLOCK_COLS * 2;
     return {load_shared(at), load_shared(at + below_)};
   }
   DISTMK_FN void await() const {
@@ -162,5 +163,5 @@ DISTMK_FN void multiply_job(uint32_t num_tiles, uint32_t phases, const SlotPosit
   visit_output<N>(acc, warp, write);
 }
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

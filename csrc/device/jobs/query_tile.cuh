@@ -1,11 +1,11 @@
-// A warp's tile of 16 queries of wide attention: the online softmax of their scores, and their output so far.
+// A warp's tile of 16 queries of attention in jobs: the online softmax of their scores, and their output so far.
 #pragma once
 #include "device/attention/lse.cuh"
 #include "device/core/bf16.cuh"
 #include "runtime/scoring.h"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 constexpr uint32_t QUERIES_PER_WARP = 16;
 
@@ -86,5 +86,5 @@ struct QueryTile {
   }
 };
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

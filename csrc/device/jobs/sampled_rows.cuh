@@ -1,15 +1,15 @@
-// The sampled rows of a wide iteration: their choice, and the argmax of their logits.
+// The sampled rows of a job iteration: their choice, and the argmax of their logits.
 #pragma once
 #include "device/core/bf16.cuh"
 #include "device/core/shared.cuh"
 #include "device/sampling/argmax.cuh"
-#include "runtime/wide_batch.h"
+#include "runtime/job_batch.h"
 
 namespace distmk {
 
 DISTMK_FN void body_select_rows(Context& context, const SelectRowsArgs& args) {
   const uint32_t num_sampled = context.batch(args.batch)->num_rows;
-  const uint32_t* sampled = wide_batch(context, args.batch).sampled;
+  const uint32_t* sampled = job_batch(context, args.batch).sampled;
   const auto* x = context.at<__nv_bfloat16>(args.x);
   auto* out = context.at<__nv_bfloat16>(args.out);
   const bool in_chunks = args.tiled || (args.k % 8 == 0 && (args.x | args.out) % 16 == 0);

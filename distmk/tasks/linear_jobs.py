@@ -1,4 +1,4 @@
-"""Linear layers of a wide iteration."""
+"""Linear layers of a job iteration."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import GATED, MAX_WIDE_SPLITS, WIDE_ROWS, Epilogue, LaunchKind
+from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_K_SPLITS, Epilogue, LaunchKind
 from distmk.formats.tiles import padded_cols
 from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type, weight_access
+from distmk.tasks.activations import activation_access, check_batch, job_batch_accesses, owned_rows
 from distmk.tasks.slots import check_num_rows, check_row_capacity
-from distmk.tasks.wide import activation_access, check_wide, owned_rows, wide_batch_accesses
 
 EPILOGUES = (Epilogue.STORE, Epilogue.PARTS, Epilogue.LOGITS, *GATED)
 
 
-class WideLinearArgs(ctypes.Structure):
+class LinearJobsArgs(ctypes.Structure):
     _fields_ = [
-        ("x", c_uint64),  # activations of k columns (distmk/tasks/wide.py)
+        ("x", c_uint64),  # activations of k columns (distmk/tasks/activations.py)
         ("weight", c_uint64),  # bf16 [num_rows, k_pitch], packed in tiles if `tiled`
         ("bias", c_uint64),  # f32 [num_rows]; 0: none
         ("out", c_uint64),
@@ -44,16 +44,16 @@ class WideLinearArgs(ctypes.Structure):
     ]
 
 
-@task_type(15, "wide_linear")
+@task_type(15, "linear_jobs")
 @dataclass(frozen=True, eq=False)
-class WideLinear(Task):
-    """out = epilogue(x @ slab.T + bias) for the rows of a wide iteration: bf16 activations and weights, float32 accumulation.
+class LinearJobs(Task):
+    """out = epilogue(x @ slab.T + bias) for the rows of a job iteration: bf16 activations and weights, float32 accumulation.
 
-    x: activations (`distmk.tasks.wide`), of all rows or of the sampled ones. slab: the whole matrix of a rank, packed in the
-    slabs of the narrow program's tasks (`partition`). Rows of gate and up are paired within a slab: of 2h rows, row i of gate
-    is row i, and that of up is row h + i.
+    x: activations (`distmk.tasks.activations`), of all rows or of the sampled ones. slab: the whole matrix of a rank, packed in
+    the slabs of a slab program's tasks (`partition`). Rows of gate and up are paired within a slab: of 2h rows, row i of gate is
+    row i, and that of up is row h + i.
 
-    out: STORE: bf16 [WIDE_ROWS, out_stride]. Gated: activations of num_rows / 2 columns. LOGITS: f32 [sampled rows at most,
+    out: STORE: bf16 [MAX_BUCKET_ROWS, out_stride]. Gated: activations of num_rows / 2 columns. LOGITS: f32 [sampled rows at most,
     out_stride].
     PARTS: f32 [owned_rows(num_ranks), slots * num_rows]: split s of the sum over k goes to columns [(slot + s) * num_rows, ...)
     of the row's owner. Of n rows and R ranks, rank r owns rows [r * ceil(n / R), ...), in its buffer's rows from 0 on.
@@ -76,7 +76,7 @@ class WideLinear(Task):
     scale: float = 1.0
     launch: LaunchKind = LaunchKind.SPREAD
 
-    Args: ClassVar[type[ctypes.Structure]] = WideLinearArgs
+    Args: ClassVar[type[ctypes.Structure]] = LinearJobsArgs
     prepares: ClassVar[bool] = True
     runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
@@ -98,11 +98,11 @@ class WideLinear(Task):
         return self.slab.num_bytes
 
     def max_instances(self) -> int:
-        return WIDE_ROWS * self.slab.rows
+        return MAX_BUCKET_ROWS * self.slab.rows
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         n, weight, out = self.slab.rows, self.slab.weight, layout.operand(self.out)
-        return WideLinearArgs(
+        return LinearJobsArgs(
             x=layout.operand(self.x),
             weight=layout.operand(self.slab),
             bias=layout.operand(self.bias),
@@ -126,7 +126,7 @@ class WideLinear(Task):
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
-        return int(WIDE_ROWS * args.num_rows)
+        return int(MAX_BUCKET_ROWS * args.num_rows)
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
@@ -135,14 +135,14 @@ class WideLinear(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        _check_wide_linear(args)
+        _check_linear_jobs(args)
         n = args.num_rows
-        x = activation_access(False, rank, args.x, args.k, args.tiled, args.sampled or WIDE_ROWS)
-        found = [x, weight_access(rank, args.weight, args.k_pitch, n), *wide_batch_accesses(rank, args.batch)]
+        x = activation_access(False, rank, args.x, args.k, args.tiled, args.sampled or MAX_BUCKET_ROWS)
+        found = [x, weight_access(rank, args.weight, args.k_pitch, n), *job_batch_accesses(rank, args.batch)]
         if args.bias:
             found.append(constant_access(rank, args.bias, 4, n))
         if args.epilogue == Epilogue.STORE:
-            store = f32_access(True, rank, args.out, n, WIDE_ROWS, args.out_stride)
+            store = f32_access(True, rank, args.out, n, MAX_BUCKET_ROWS, args.out_stride)
             found.append(store._replace(row_bytes=2 * n, stride=2 * args.out_stride, align_bytes=2))
         elif args.epilogue in GATED:
             require(args.out_stride == n // 2, "the output has not as many columns as gate and up have rows")
@@ -155,8 +155,8 @@ class WideLinear(Task):
         return found
 
 
-def _check_wide_linear(args: Any) -> None:
-    check_wide(args)
+def _check_linear_jobs(args: Any) -> None:
+    check_batch(args)
     require(args.epilogue in EPILOGUES, "the epilogue is not one of a product in jobs")
     if args.sampled:
         check_num_rows(args.sampled)
@@ -164,7 +164,7 @@ def _check_wide_linear(args: Any) -> None:
     require(0 <= args.softcap < math.inf, "softcap is no limit")
     require(math.isfinite(args.scale) and not (args.scale and args.tiled), "scale is no factor of the host twin")
     require(bool(args.sampled) == (args.epilogue == Epilogue.LOGITS), "logits are those of the sampled rows")
-    require(1 <= args.num_splits <= MAX_WIDE_SPLITS, "num_splits is out of range")
+    require(1 <= args.num_splits <= MAX_K_SPLITS, "num_splits is out of range")
     require(args.num_splits == 1 or args.epilogue == Epilogue.PARTS, "the epilogue has no splits")
     require(args.k_pitch == (padded_cols(args.k) if args.tiled else args.k), "rows of the weight are not of k columns")
     require(args.num_slabs > 0 and args.num_reduced < args.num_slabs, "there are no slabs")

@@ -1,10 +1,10 @@
-// KV tiles of wide attention in shared memory: where they are, and how all consumers copy them from the paged cache.
+// KV tiles of attention in jobs in shared memory: where they are, and how all consumers copy them from the paged cache.
 #pragma once
 #include "device/core/bf16.cuh"
-#include "device/wide/attention_plan.cuh"
+#include "device/jobs/attention_plan.cuh"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 // DIM: head_dim rounded up to a size that the loops over a head know; the elements behind it are zeros.
 // There are COUNT buffers of keys and as many of values. A copy brings the keys of a tile and the values of the tile
@@ -64,7 +64,7 @@ class PageRows {
     return attention_plan().job.first_position >> floor_log2(attention_plan().args.page_size);
   }
   DISTMK_FN void look_up(uint32_t part) const {
-    const WideAttentionArgs& args = attention_plan().args;
+    const AttentionJobsArgs& args = attention_plan().args;
     const AttentionJob& job = attention_plan().job;
     const uint32_t last = (job.first_position + num_keys - 1) >> floor_log2(args.page_size);
 #pragma unroll 1
@@ -91,7 +91,7 @@ class KvLoader {
   // The keys of `tile` and the values of the one LAG before, once their pages are looked up. Positions from num_keys
   // on are zeros: weights of 0 times NaN would be NaN. So are those of tile -1.
   DISTMK_FN void copy(uint32_t tile) const {
-    const WideAttentionArgs& args = attention_plan().args;
+    const AttentionJobsArgs& args = attention_plan().args;
     if (tile * KV_ROWS < pages.num_keys + Buffers::LAG * KV_ROWS) {
       if (args.head_dim == DIM && swizzles_cache(DIM, args.page_size)) {
         copy_of_page(args.k_cache, tile, Buffers::k(tile));
@@ -120,7 +120,7 @@ class KvLoader {
       copy_chunk((to ^ i % 2 * 64) + i * Buffers::ROW_BYTES, from + i * DIM, position + i < pages.num_keys);
   }
   DISTMK_FN void copy_rows(uint64_t cache, uint32_t tile, uint32_t to) const {
-    const WideAttentionArgs& args = attention_plan().args;
+    const AttentionJobsArgs& args = attention_plan().args;
     const bool is_swizzled = swizzles_cache(args.head_dim, args.page_size);
 #pragma unroll 1
     for (uint32_t i = 0; i < Buffers::WARP_ROWS; i += Buffers::ROWS_PER_PASS) {
@@ -144,5 +144,5 @@ DISTMK_FN void zero_padding(uint32_t head_dim) {
   }
 }
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

@@ -1,4 +1,4 @@
-"""The graph of wide iterations: its tasks, what it has in common with the narrow graph, and that `check` proves its program."""
+"""The graph of job iterations: its tasks, what it has in common with the slab graph, and that `check` proves its program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.mutate_spread import same_task
 from support.programs import complaint, refusal
 from support.tiny_config import tiny_config
 
-from distmk.abi import MAX_ROWS, WIDE_ROWS, Epilogue, LaunchKind, Space
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, Epilogue, LaunchKind, Space
 from distmk.check import check
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph, Memory
@@ -20,7 +20,7 @@ from distmk.model.config import ModelConfig
 from distmk.model.presets import PRESETS
 from distmk.models import build_model
 from distmk.program.program import Program, RankProgram, compile_graph, decode_args
-from distmk.tasks import WideLinear, WideSum
+from distmk.tasks import LinearJobs, ReduceRows
 
 CONFIGS = {
     "qwen3": tiny_config("qwen3-0.6b"),
@@ -28,15 +28,15 @@ CONFIGS = {
     "qwen2": tiny_config(qkv_bias=True, tie_embeddings=True),
     "every bias": tiny_config(qkv_bias=True, o_bias=True, mlp_bias=True, num_heads=4, num_kv_heads=2, head_dim=64),
 }
-WAITS_OF_A_TASK = 2  # of a wide one
+WAITS_OF_A_TASK = 2  # of one of jobs
 
 
 def lowered(num_ranks: int, num_workers: int, config: ModelConfig, **options: Any) -> tuple[Graph, ...]:
-    made = DecodeOptions(num_ranks, num_workers, max_model_len=64, **{"row_buckets": (WIDE_ROWS,), **options})
+    made = DecodeOptions(num_ranks, num_workers, max_model_len=64, **{"row_buckets": (MAX_BUCKET_ROWS,), **options})
     return lower_programs(build_model(config), made)
 
 
-def wide_program(num_ranks: int = 2) -> Program:
+def job_program(num_ranks: int = 2) -> Program:
     config = tiny_config("qwen3-0.6b", num_layers=1)
     return compile_graph(*lowered(num_ranks, 2, config, tiled=True))
 
@@ -49,9 +49,9 @@ def test_tasks_in_order() -> None:
     behind = ["count_tokens", "sample_row", "sample"]
     ops = [list(dict.fromkeys(task.op for task in graph.tasks if task.rank == rank)) for rank in (0, 1)]
     assert ops == [names + behind, [*names[1:], "send_logits", "sample"]]
-    wide = [task for task in graph.tasks if task.op in names[1:]]
-    assert all(task.launch is LaunchKind.SPREAD and task.runs_shares for task in wide)
-    assert len({(task.rank, task.op) for task in wide}) == len(wide)
+    jobs = [task for task in graph.tasks if task.op in names[1:]]
+    assert all(task.launch is LaunchKind.SPREAD and task.runs_shares for task in jobs)
+    assert len({(task.rank, task.op) for task in jobs}) == len(jobs)
     assert {getattr(task, "batch").buffer for task in graph.tasks} == {graph.batch}  # noqa: B009
 
 
@@ -63,7 +63,7 @@ def test_what_programs_share(max_seqs: int, num_ranks: int, config: ModelConfig)
 
     Two programs of jobs share their activations, too. Every program has `sampled` for itself.
     """
-    buckets = (MAX_ROWS, 100, WIDE_ROWS)
+    buckets = (MAX_ROWS, 100, MAX_BUCKET_ROWS)
     slabs, *of_jobs = lowered(num_ranks, 3, config, row_buckets=buckets, max_seqs=max_seqs)
     of_slabs, *names = [{buffer.name for buffer in graph.buffers} for graph in (slabs, *of_jobs)]
     by_row = {f"{kind}{MAX_ROWS}" for kind in ("logits", "adjusted_logits", "drawn", "logprobs", "candidates")}
@@ -80,7 +80,10 @@ def test_what_programs_share(max_seqs: int, num_ranks: int, config: ModelConfig)
         peers_write |= {f"sampled{rows}"} | ({f"logits{max_seqs}"} if max_seqs > MAX_ROWS else set())
         assert {buffer.name for buffer in own if buffer.space is Space.HEAP} == peers_write
     small, large = of_jobs
-    assert {buffer.name for buffer in set(large.buffers) ^ set(small.buffers)} == {"sampled100", f"sampled{WIDE_ROWS}"}
+    assert {buffer.name for buffer in set(large.buffers) ^ set(small.buffers)} == {
+        "sampled100",
+        f"sampled{MAX_BUCKET_ROWS}",
+    }
 
 
 def test_the_same_name_is_the_same_memory() -> None:
@@ -104,9 +107,9 @@ def test_the_same_name_is_the_same_memory() -> None:
 @pytest.mark.parametrize("tiled", [False, True])
 def test_operands(tiled: bool) -> None:
     """Slabs, biases and slots of the row-parallel products, and the sums that they are read by."""
-    options = {"tiled": tiled, "max_seqs": 1, "attention_launch": "spread", "row_buckets": (MAX_ROWS, WIDE_ROWS)}
+    options = {"tiled": tiled, "max_seqs": 1, "attention_launch": "spread", "row_buckets": (MAX_ROWS, MAX_BUCKET_ROWS)}
     slabs, graph = lowered(2, 5, CONFIGS["every bias"], **options)
-    linears = [task for task in graph.tasks if isinstance(task, WideLinear)]
+    linears = [task for task in graph.tasks if isinstance(task, LinearJobs)]
     for task in linears:
         ranges = {other.slab[1:] for other in slabs.tasks if (other.rank, other.op) == (task.rank, task.op)}  # type: ignore[attr-defined]
         assert sorted(ranges) == list(task.partition.ranges) and task.tiled == tiled
@@ -117,10 +120,10 @@ def test_operands(tiled: bool) -> None:
     assert {task.num_splits for task in parts if task.op == "layer0.o"} == {splits if tiled else 1}
     assert [bool(task.bias) for task in parts] == [task.rank == 0 for task in parts]
     for task in parts:
-        sums = [each for each in graph.tasks if isinstance(each, WideSum) and each.op == f"{task.op}.reduce"]
+        sums = [each for each in graph.tasks if isinstance(each, ReduceRows) and each.op == f"{task.op}.reduce"]
         assert [each.rank for each in sums] == [0, 1] and {each.num_splits for each in sums} == {task.num_splits}
         assert task.out.begin == task.slot * 96 and task.out.buffer is sums[0].parts.buffer
-    first, *rest = (each for each in graph.tasks if isinstance(each, WideSum) and each.rank == 0)
+    first, *rest = (each for each in graph.tasks if isinstance(each, ReduceRows) and each.rank == 0)
     assert not first.add and first.num_splits == 1 and all(each.add for each in rest)
 
 
@@ -133,8 +136,8 @@ def test_accepted(num_ranks: int, tiled: bool, config: ModelConfig) -> None:
         program = compile_graph(graph)
         check(program)
         for part in program.ranks:
-            wide = [desc for desc in part.tasks if desc.launch == LaunchKind.SPREAD]
-            assert max(desc.num_waits for desc in wide) <= WAITS_OF_A_TASK
+            jobs = [desc for desc in part.tasks if desc.launch == LaunchKind.SPREAD]
+            assert max(desc.num_waits for desc in jobs) <= WAITS_OF_A_TASK
 
 
 def test_large_programs_have_few_waits() -> None:
@@ -159,8 +162,8 @@ def waits(program: Program) -> list[tuple[RankProgram, Any, int]]:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_no_wait_may_be_dropped(num_ranks: int) -> None:
-    for number in range(len(waits(wide_program(num_ranks)))):
-        program = wide_program(num_ranks)
+    for number in range(len(waits(job_program(num_ranks)))):
+        program = job_program(num_ranks)
         part, desc, index = waits(program)[number]
         last = desc.wait_begin + desc.num_waits - 1
         part.waits[index] = type(part.waits[last]).from_buffer_copy(part.waits[last])
@@ -172,8 +175,8 @@ def test_no_wait_may_be_dropped(num_ranks: int) -> None:
 def test_every_rank_counts() -> None:
     """An event without the trigger of one of its ranks, and the waits with counts to match."""
     num_seen = 0
-    for number in range(len(wide_program().ranks[1].triggers)):
-        program = wide_program()
+    for number in range(len(job_program().ranks[1].triggers)):
+        program = job_program()
         part = program.ranks[1]
         trigger = part.triggers[number]
         if not any(wait.event == trigger.event and wait.count > 2 for wait in program.ranks[trigger.rank].waits):
@@ -191,9 +194,11 @@ def test_every_rank_counts() -> None:
     "name", ["x", "normalized", "parts", "qkv", "q", "attention_out", "mlp_hidden", "sampled_x", "batch"]
 )
 def test_smaller_buffers_are_refused(name: str) -> None:
-    program = wide_program()
+    program = job_program()
     pieces = program.placement.pieces
-    small = next(piece for piece in pieces if piece.name == (f"batch{WIDE_ROWS}" if name == "batch" else f"job_{name}"))
+    small = next(
+        piece for piece in pieces if piece.name == (f"batch{MAX_BUCKET_ROWS}" if name == "batch" else f"job_{name}")
+    )
     less = dataclasses.replace(small, row_bytes=small.row_bytes - 16)
     program.placement = dataclasses.replace(program.placement, pieces=tuple(less if p is small else p for p in pieces))
     assert "bounds: " in refusal(program)
@@ -201,7 +206,7 @@ def test_smaller_buffers_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("field", ["num_rows", "k", "num_splits", "slot", "out_stride", "sampled", "num_reduced"])
 def test_damaged_products_are_refused(field: str) -> None:
-    program = wide_program()
+    program = job_program()
     part = program.ranks[1]
     for desc, name in zip(part.tasks, part.task_names, strict=True):
         if name == "layer0.down":
@@ -211,7 +216,7 @@ def test_damaged_products_are_refused(field: str) -> None:
 
 
 def test_columns_of_gated_activations_are_proved() -> None:
-    program = wide_program()
+    program = job_program()
     for desc, name in zip(program.ranks[1].tasks, program.ranks[1].task_names, strict=True):
         if name == "layer0.gate_up":
             decode_args(desc).out_stride += 1
@@ -220,12 +225,12 @@ def test_columns_of_gated_activations_are_proved() -> None:
 
 def test_rows_of_two_owners_are_not_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without owners, two ranks' writes of the normalized rows are a race; with the same owner, too."""
-    program = wide_program()
+    program = job_program()
     check(program)
-    known = WideSum.accesses
+    known = ReduceRows.accesses
     for owner in (None, 0):
         monkeypatch.setattr(
-            WideSum,
+            ReduceRows,
             "accesses",
             lambda *args, owner=owner: [a._replace(owner=None if a.owner is None else owner) for a in known(*args)],
         )

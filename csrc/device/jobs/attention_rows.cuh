@@ -1,15 +1,15 @@
-// Row jobs of wide attention: the few queries of a run, mostly a decoding sequence's, and one KV head. Such a job reads
-// much and computes little, so that all depends on how many bytes are on their way. Each warp takes every eighth tile
-// of positions, which it copies into a ring of its own and multiplies by itself. A worker's jobs are one sequence of
-// tiles: the copies run ahead from one job to the next while the warps combine what they have.
+// Row jobs of attention in jobs: the few queries of a run, mostly a decoding sequence's, and one KV head. Such a job
+// reads much and computes little, so that all depends on how many bytes are on their way. Each warp takes every eighth
+// tile of positions, which it copies into a ring of its own and multiplies by itself. A worker's jobs are one sequence
+// of tiles: the copies run ahead from one job to the next while the warps combine what they have.
 #pragma once
 #include "device/core/end_task.cuh"
-#include "device/wide/attention_plan.cuh"
-#include "device/wide/query_tile.cuh"
+#include "device/jobs/attention_plan.cuh"
+#include "device/jobs/query_tile.cuh"
 #include "platform/wgmma.cuh"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 constexpr uint32_t ROW_TILE = 16;                      // positions of a tile
 constexpr uint32_t ROW_STRIDE = NUM_WARPS * ROW_TILE;  // from a warp's tile to its next one in a job
@@ -123,7 +123,7 @@ class RowCopies {
       position_ = job_.first_position();
       if (!found) return;
     }
-    const WideAttentionArgs& args = attention_plan().args;
+    const AttentionJobsArgs& args = attention_plan().args;
     page_ = page_of(at_operand<int32_t>(args.page_table), args, static_cast<uint32_t>(job_.run.slot), own_position());
   }
   DISTMK_FN void copy_next() {
@@ -136,7 +136,7 @@ class RowCopies {
   // NaN would be NaN.
   DISTMK_FN void copy() const {
     constexpr uint32_t CHUNKS = DIM / 8, ROWS_PER_PASS = 32 / CHUNKS;
-    const WideAttentionArgs& args = attention_plan().args;
+    const AttentionJobsArgs& args = attention_plan().args;
     const uint32_t dim = args.head_dim, own = row_of_page(args, page_, job_.kv_head, own_position());
     const uint32_t first_lane = is_second() ? ROW_TILE : 0, row_bytes = dim * sizeof(__nv_bfloat16);
     const uint32_t chunk = opaque(threadIdx.x) % CHUNKS, first_row = opaque(threadIdx.x) % 32 / CHUNKS;
@@ -167,7 +167,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
 
   // There may be fewer queries than rows of a product; the others are zeros, of which nothing is kept.
   DISTMK_FN void begin(const RowJobs& job) {
-    const WideAttentionArgs& args = attention_plan().args;
+    const AttentionJobsArgs& args = attention_plan().args;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       const uint32_t query = lane() / 4 + 8 * i, dim = query < job.num_queries() ? args.head_dim : 0;
@@ -177,7 +177,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
     }
   }
   DISTMK_FN void attend(const RowJobs& job, RowCopies<DIM>& copies, bool is_first) {
-    const WideAttentionArgs& args = attention_plan().args;
+    const AttentionJobsArgs& args = attention_plan().args;
     const uint32_t ends[2] = {end_of_query(job.run, job.num_heads, lane() / 4),
                               end_of_query(job.run, job.num_heads, lane() / 4 + 8)};
     const uint32_t first_end = job.first_new() + 1;
@@ -244,7 +244,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
 // The output of a job, from what all warps have left. By all threads, a pair of columns each.
 template <uint32_t DIM>
 DISTMK_FN void combine_rows(const RowJobs& job) {
-  const WideAttentionArgs& args = attention_plan().args;
+  const AttentionJobsArgs& args = attention_plan().args;
   const RowPartials& partials = attention_plan().partials;
   auto* out = at_operand<__nv_bfloat16>(args.out);
 #pragma unroll 1
@@ -300,5 +300,5 @@ DISTMK_NOINLINE bool run_row_jobs() {
   }
 }
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

@@ -1,25 +1,25 @@
-// Shared memory of a wide product. A wide program streams no weights through the pipeline (core/pipeline.cuh), so its
+// Shared memory of a product in jobs. A job program streams no weights through the pipeline (core/pipeline.cuh), so its
 // stages hold two rings that the loader fills and the consumers empty:
 //   A  M tiles of K_TILE columns of weights, in groups: those of a job in a K tile
-//   B  slots of activations, the tokens of an N tile by WIDE_COLS columns, behind the A ring
+//   B  slots of activations, the tokens of an N tile by ACTIVATION_BLOCK_COLS columns, behind the A ring
 // Their mbarriers, set up anew for every task, and the tables of the output are in the scratch memory.
 #pragma once
 #include "device/core/shared.cuh"
-#include "device/wide/division.cuh"
+#include "device/jobs/division.cuh"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 constexpr uint32_t A_TILE_BYTES = Weights::bytes(M_TILE * K_TILE), MAX_A_TILES = 16, MAX_B_SLOTS = 8;
 constexpr uint32_t RING_BYTES = 196608;                                   // of both
 constexpr uint32_t NUM_GROUPS = 2, GROUP_WARPS = NUM_WARPS / NUM_GROUPS;  // warpgroups
-constexpr uint32_t BLOCKS_PER_TILE = K_TILE / WIDE_COLS;
+constexpr uint32_t BLOCKS_PER_TILE = K_TILE / ACTIVATION_BLOCK_COLS;
 DISTMK_FN uint32_t num_k_tiles(uint32_t num_blocks) { return (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE; }
 static_assert(!BULK_COPIES || RING_BYTES <= overlay_bytes(Overlay::PRODUCT_RINGS), "");
 static_assert(2 * JOB_TILES <= MAX_A_TILES, "the next K tile lands while one is multiplied");
 
 DISTMK_FN constexpr uint32_t b_slot_bytes(uint32_t tile_tokens) {
-  return tile_tokens * WIDE_COLS * static_cast<uint32_t>(sizeof(__nv_bfloat16));
+  return tile_tokens * ACTIVATION_BLOCK_COLS * static_cast<uint32_t>(sizeof(__nv_bfloat16));
 }
 
 // How the two rings share their memory in a product: with many tokens the A ring has no more than two groups. Each slot
@@ -77,7 +77,7 @@ struct Rings {
   uint64_t a_full[MAX_A_TILES], a_empty[MAX_A_TILES], b_full[MAX_B_SLOTS], b_empty[MAX_B_SLOTS], ready;
   JobPlan jobs[2];           // that successive jobs take in turn
   FeatureTable features[2];  // likewise; other warps may still store the job before
-  WideLinearArgs args;
+  LinearJobsArgs args;
   uint32_t instance;                       // of the task: the number of its first one here
   uint32_t num_tokens;                     // of the whole product
   uint32_t tile_tokens;                    // of an N tile; this and the next line are known once a job is planned
@@ -159,5 +159,5 @@ struct SlotPosition {
   }
 };
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

@@ -1,27 +1,27 @@
-// Attention of a wide iteration: which jobs there are, and which of them a worker runs. Runs with few queries have row
+// Attention of a job iteration: which jobs there are, and which of them a worker runs. Runs with few queries have row
 // jobs (attention_rows.cuh), all others block jobs (attention_block.cuh).
 #pragma once
-#include "device/wide/attention_block.cuh"
-#include "device/wide/attention_rows.cuh"
+#include "device/jobs/attention_block.cuh"
+#include "device/jobs/attention_rows.cuh"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 constexpr uint32_t MOST_QUERIES = 128, FEWEST_QUERIES = 32;  // of a block job
 constexpr uint32_t LARGE_HEAD_QUERIES = 64;                  // of every job with large heads
 
-DISTMK_FN bool has_large_heads(const WideAttentionArgs& args) { return args.head_dim > MAX_HEAD_DIM / 2; }
+DISTMK_FN bool has_large_heads(const AttentionJobsArgs& args) { return args.head_dim > MAX_HEAD_DIM / 2; }
 
 // The jobs of a task in the order of their cost: block jobs, then row jobs; of both, runs with many positions first, of
 // each the last rows first.
 class AttentionJobs {
  public:
-  DISTMK_FN explicit AttentionJobs(const WideAttentionArgs& args)
+  DISTMK_FN explicit AttentionJobs(const AttentionJobsArgs& args)
       : args_(args), schedule_(attention_schedule()), most_heads_(min(args.group, args.num_q)) {}
 
   // Makes the schedule. By all consumers together, as there may be many runs; complete after the next team.sync().
   DISTMK_FN void schedule(const Context& context) {
-    sort_runs(context, context.batch(args_.batch)->num_wide_runs);
+    sort_runs(context, context.batch(args_.batch)->num_job_runs);
     context.team.sync();
     if (!schedule_.num_block_runs) return;
     const uint32_t num_workers = schedule_.num_workers;
@@ -59,7 +59,7 @@ class AttentionJobs {
   }
 
  private:
-  const WideAttentionArgs& args_;
+  const AttentionJobsArgs& args_;
   AttentionSchedule& schedule_;
   uint32_t most_heads_;
 
@@ -76,7 +76,7 @@ class AttentionJobs {
     const uint32_t i = threadIdx.x / 2;
     uint32_t* const sort_keys = attention_plan().sort_keys;
     BatchRun run;
-    if (i < num_runs) run = load_vector(wide_batch(context, args_.batch).runs + i);
+    if (i < num_runs) run = load_vector(job_batch(context, args_.batch).runs + i);
     uint32_t key = 0;  // the greater, the earlier: of no run
     if (i < num_runs) key = static_cast<uint32_t>(run.kv_len) | (has_row_jobs(run) ? 0 : OF_BLOCKS);
     if (threadIdx.x % 2 == 0) sort_keys[i] = key;
@@ -195,8 +195,8 @@ DISTMK_FN void run_attention_jobs(Context& context) {
 }
 
 // By all consumers: the plan of a task, and the schedule unless an earlier layer has left it.
-DISTMK_FN void plan_attention(const Context& context, const WideAttentionArgs& args) {
-  static_assert(sizeof(WideAttentionArgs) % sizeof(uint4) == 0 && offsetof(TaskDesc, args) % sizeof(uint4) == 0, "");
+DISTMK_FN void plan_attention(const Context& context, const AttentionJobsArgs& args) {
+  static_assert(sizeof(AttentionJobsArgs) % sizeof(uint4) == 0 && offsetof(TaskDesc, args) % sizeof(uint4) == 0, "");
   AttentionPlan& plan = attention_plan();
   copy_words(context.team, &plan.args, &args, 1);
   if (context.team.leader()) plan.worker = context.instance;
@@ -204,18 +204,18 @@ DISTMK_FN void plan_attention(const Context& context, const WideAttentionArgs& a
   context.team.sync();
 }
 
-}  // namespace wide
+}  // namespace jobs
 
-DISTMK_FN void body_wide_attention(Context& context, const WideAttentionArgs& args) {
-  if (!context.begin_preparing() || !context.batch(args.batch)->num_wide_rows) return;
-  wide::plan_attention(context, args);
+DISTMK_FN void body_attention_jobs(Context& context, const AttentionJobsArgs& args) {
+  if (!context.begin_preparing() || !context.batch(args.batch)->num_job_rows) return;
+  jobs::plan_attention(context, args);
   mark(Mark::PREPARED);
-  if (wide::has_large_heads(args))
-    wide::run_attention_jobs<MAX_HEAD_DIM>(context);
+  if (jobs::has_large_heads(args))
+    jobs::run_attention_jobs<MAX_HEAD_DIM>(context);
   else if (args.head_dim > MAX_HEAD_DIM / 4)
-    wide::run_attention_jobs<MAX_HEAD_DIM / 2>(context);
+    jobs::run_attention_jobs<MAX_HEAD_DIM / 2>(context);
   else
-    wide::run_attention_jobs<MAX_HEAD_DIM / 4>(context);
+    jobs::run_attention_jobs<MAX_HEAD_DIM / 4>(context);
 }
 
 }  // namespace distmk

@@ -1,4 +1,4 @@
-"""Row by row in a wide iteration: the embedding, and sums into the residual stream."""
+"""Row by row in a job iteration: the embedding, and sums into the residual stream."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_WIDE_SPLITS, WIDE_ROWS, LaunchKind
+from distmk.abi import MAX_BUCKET_ROWS, MAX_K_SPLITS, LaunchKind
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type, weight_access
-from distmk.tasks.wide import activation_access, check_wide, owned_rows, wide_batch_accesses
+from distmk.tasks.activations import activation_access, check_batch, job_batch_accesses, owned_rows
 
 
-class WideEmbedArgs(ctypes.Structure):
+class EmbedRowsArgs(ctypes.Structure):
     _fields_ = [
         ("table", c_uint64),  # bf16 [last_token - first_token, k]
         ("out", c_uint64),  # f32 [owned rows, out_stride], from this rank's slot on
@@ -26,10 +26,10 @@ class WideEmbedArgs(ctypes.Structure):
     ]
 
 
-@task_type(18, "wide_embed")
+@task_type(18, "embed_rows")
 @dataclass(frozen=True, eq=False)
-class WideEmbed(Task):
-    """out[row] = table[token of row], float32, in this rank's slot on the row's owner (`WideLinear`, PARTS).
+class EmbedRows(Task):
+    """out[row] = table[token of row], float32, in this rank's slot on the row's owner (`LinearJobs`, PARTS).
 
     table: bf16 [tokens of this rank, k]. Rows with a token of another rank are zero. An instance: a row.
     """
@@ -41,7 +41,7 @@ class WideEmbed(Task):
     num_ranks: int = 1
     launch: LaunchKind = LaunchKind.SPREAD
 
-    Args: ClassVar[type[ctypes.Structure]] = WideEmbedArgs
+    Args: ClassVar[type[ctypes.Structure]] = EmbedRowsArgs
     runs_shares: ClassVar[bool] = True
     writes_peers: ClassVar[bool] = True
 
@@ -55,10 +55,10 @@ class WideEmbed(Task):
         return [self.out.on(rank) for rank in range(self.num_ranks)]
 
     def max_instances(self) -> int:
-        return WIDE_ROWS
+        return MAX_BUCKET_ROWS
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        return WideEmbedArgs(
+        return EmbedRowsArgs(
             table=layout.operand(self.table),
             out=layout.operand(self.out),
             batch=layout.operand(self.batch),
@@ -70,19 +70,19 @@ class WideEmbed(Task):
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
-        return WIDE_ROWS
+        return MAX_BUCKET_ROWS
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        check_wide(args)
+        check_batch(args)
         require(args.first_token < args.last_token, "there are no tokens")
         table = weight_access(rank, args.table, args.k, args.last_token - args.first_token)
         rows = owned_rows(num_ranks)
         out = [f32_access(True, r, args.out, args.k, rows, args.out_stride) for r in range(num_ranks)]
-        return [table, *out, *wide_batch_accesses(rank, args.batch)]
+        return [table, *out, *job_batch_accesses(rank, args.batch)]
 
 
-class WideSumArgs(ctypes.Structure):
+class ReduceRowsArgs(ctypes.Structure):
     _fields_ = [
         ("parts", c_uint64),  # f32 [owned rows, slots * k]
         ("x", c_uint64),  # f32 [owned rows, k], the residual stream
@@ -103,12 +103,12 @@ class WideSumArgs(ctypes.Structure):
     ]
 
 
-@task_type(19, "wide_sum")
+@task_type(19, "reduce_rows")
 @dataclass(frozen=True, eq=False)
-class WideSum(Task):
+class ReduceRows(Task):
     """x (+)= sum of the parts, rank by rank and split by split, of the rows that this rank owns; out = x / rms(x).
 
-    parts: f32 [owned rows, slots * k] (`WideLinear`, PARTS). x: f32 [owned rows, k]. out: activations of k columns, on every
+    parts: f32 [owned rows, slots * k] (`LinearJobs`, PARTS). x: f32 [owned rows, k]. out: activations of k columns, on every
     rank; not normalized: x itself. The RMSNorm's weight is in the columns of the matrix that out is multiplied by
     (`Weight.col_scale`); input_norm: f32 [k]: it is not, and the host twin multiplies out by it. post_norm: f32 [k]: the sum is
     divided by its rms and multiplied by this weight before it is added to x, or takes its place. An instance: a row.
@@ -128,7 +128,7 @@ class WideSum(Task):
     input_norm: Slab | None = None
     launch: LaunchKind = LaunchKind.SPREAD
 
-    Args: ClassVar[type[ctypes.Structure]] = WideSumArgs
+    Args: ClassVar[type[ctypes.Structure]] = ReduceRowsArgs
     prepares: ClassVar[bool] = True
     runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
@@ -150,11 +150,11 @@ class WideSum(Task):
         return [self.out.on(rank) for rank in range(self.num_ranks)]
 
     def max_instances(self) -> int:
-        return WIDE_ROWS
+        return MAX_BUCKET_ROWS
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         k = self.x.cols
-        return WideSumArgs(
+        return ReduceRowsArgs(
             parts=layout.operand(self.parts),
             x=layout.operand(self.x),
             out=layout.operand(self.out),
@@ -174,15 +174,15 @@ class WideSum(Task):
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
-        return WIDE_ROWS
+        return MAX_BUCKET_ROWS
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        check_wide(args)
+        check_batch(args)
         require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
         require(args.add <= 1 and args.unnormalized <= 1, "a flag is neither 0 nor 1")
         require(not args.input_norm or not (args.unnormalized or args.tiled), "x itself, or that of a GPU, has no norm")
-        require(1 <= args.num_splits <= args.slots_per_rank <= MAX_WIDE_SPLITS, "num_splits is out of range")
+        require(1 <= args.num_splits <= args.slots_per_rank <= MAX_K_SPLITS, "num_splits is out of range")
         require(args.parts_stride == num_ranks * args.slots_per_rank * args.k, "parts_stride is not that of the slots")
         rows = owned_rows(num_ranks)
         x = f32_access(True, rank, args.x, args.k, rows, args.k)
@@ -193,4 +193,4 @@ class WideSum(Task):
         if args.add:
             found.append(x._replace(write=False))
         found += [constant_access(rank, norm, 4, args.k) for norm in (args.post_norm, args.input_norm) if norm]
-        return [*found, *wide_batch_accesses(rank, args.batch)]
+        return [*found, *job_batch_accesses(rank, args.batch)]

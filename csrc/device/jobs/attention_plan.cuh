@@ -1,11 +1,11 @@
-// What all warps of a worker know of a wide attention task, in shared memory, as a job has no registers for it.
+// What all warps of a worker know of a attention in jobs task, in shared memory, as a job has no registers for it.
 #pragma once
-#include "device/wide/rings.cuh"
-#include "device/wide/runs.cuh"
+#include "device/jobs/rings.cuh"
+#include "device/jobs/runs.cuh"
 #include "runtime/log_sum_exp.h"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 constexpr uint32_t KV_ROWS = 64;      // positions of a KV tile of a block job
 constexpr uint32_t ROW_QUERIES = 16;  // of a row job at most
@@ -41,12 +41,12 @@ struct AttentionSchedule {
   Source source;
 
   // By all consumers, before one of them calls set_source().
-  DISTMK_FN bool is_of(uint64_t iteration, const WideAttentionArgs& args) const {
+  DISTMK_FN bool is_of(uint64_t iteration, const AttentionJobsArgs& args) const {
     return shared().attention_schedule == iteration + 1 && source.batch == args.batch && source.num_q == args.num_q &&
            source.num_kv == args.num_kv && source.head_dim == args.head_dim && source.group == args.group;
   }
   // By one thread.
-  DISTMK_FN void set_source(uint64_t iteration, const WideAttentionArgs& args) {
+  DISTMK_FN void set_source(uint64_t iteration, const AttentionJobsArgs& args) {
     source = {args.batch, args.num_q, args.num_kv, args.head_dim, args.group};
     shared().attention_schedule = iteration + 1;
   }
@@ -57,7 +57,7 @@ DISTMK_FN AttentionSchedule& attention_schedule() { return *shared().at<Overlay:
 // What belongs to one task.
 struct AttentionPlan {
   alignas(16) uint32_t sort_keys[MAX_SEQUENCES];
-  alignas(16) WideAttentionArgs args;
+  alignas(16) AttentionJobsArgs args;
   uint32_t worker;   // counted from the task's first one
   AttentionJob job;  // the present block job
   RowPartials partials;
@@ -87,11 +87,11 @@ struct QueryPlace {
     row = static_cast<uint32_t>(job.run.row_begin) + in_run;
     head = job.first_head + query - in_run * job.num_heads;
   }
-  DISTMK_FN const __nv_bfloat16* input(const WideAttentionArgs& args) const {
+  DISTMK_FN const __nv_bfloat16* input(const AttentionJobsArgs& args) const {
     return at_operand<__nv_bfloat16>(args.q) + uint64_t{row} * args.q_stride + uint64_t{head} * args.head_dim;
   }
   // Offset of an element in the output.
-  DISTMK_FN uint64_t output(const WideAttentionArgs& args, uint32_t element) const {
+  DISTMK_FN uint64_t output(const AttentionJobsArgs& args, uint32_t element) const {
     return activation_offset(row, head * args.head_dim + element, args.num_q * args.head_dim, args.tiled);
   }
 };
@@ -102,5 +102,5 @@ DISTMK_FN uint32_t end_of_query(const BatchRun& run, uint32_t num_heads, uint32_
   return static_cast<uint32_t>(run.kv_len - run.num_rows) + min(query, last) / num_heads + 1;
 }
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

@@ -1,14 +1,14 @@
-// One job of wide attention: O = softmax(scale Q K^T) V of a block of queries, FlashAttention-2 (Dao,
+// One job of attention in jobs: O = softmax(scale Q K^T) V of a block of queries, FlashAttention-2 (Dao,
 // arXiv:2307.08691) on tensor cores, by warpgroups or warps. A query is a (row, head) pair of a run and a KV head: the
 // heads of a GQA group share the K and V tiles. The eight warps are row groups of 16 queries times ways: a way takes
 // KEYS positions of every KV tile, and the ways are combined at the end. Many ways are for jobs with few queries. Of
 // heads of more than 128 elements registers hold half an output, so that the eight warps are row groups times halves.
 #pragma once
 #include "device/core/marks.cuh"
-#include "device/wide/attention_warp.cuh"
+#include "device/jobs/attention_warp.cuh"
 
 namespace distmk {
-namespace wide {
+namespace jobs {
 
 // The combine of the ways: all but the first leave (m, l, O) in shared memory behind the KV buffers, and the first adds
 // them to its own in order.
@@ -19,7 +19,7 @@ struct WayCombine {
   static constexpr uint32_t BYTES = (NUM_WARPS - Warp::ROW_GROUPS) * VECTORS * 32 * sizeof(float4);
 
   DISTMK_FN static float4* at(uint32_t way) {
-    // Without bulk copies there are fewer stages, and no wide iterations.
+    // Without bulk copies there are fewer stages, and no job iterations.
     static_assert(!BULK_COPIES || KvBuffers<DIM>::BYTES + BYTES <= overlay_bytes(Overlay::KV_BUFFERS), "");
     return reinterpret_cast<float4*>(shared().at<Overlay::KV_BUFFERS>() + KvBuffers<DIM>::BYTES) +
            ((way - 1) * Warp::ROW_GROUPS + Warp::row_group()) * VECTORS * 32 + Warp::lane();
@@ -52,7 +52,7 @@ struct WayCombine {
 // The outputs of a lane's two queries.
 template <class Warp>
 DISTMK_FN void store_attention(const AttentionJob& job, uint32_t query, uint32_t num_queries, const Warp& warp) {
-  const WideAttentionArgs& args = attention_plan().args;
+  const AttentionJobsArgs& args = attention_plan().args;
   auto* out = at_operand<__nv_bfloat16>(args.out);
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i, query += 8) {
@@ -190,7 +190,7 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& cop
 // By all consumers.
 template <uint32_t DIM, uint32_t KEYS>
 DISTMK_NOINLINE void run_attention_job() {
-  const WideAttentionArgs& args = attention_plan().args;
+  const AttentionJobsArgs& args = attention_plan().args;
   const AttentionJob& job = attention_plan().job;
   using Warp = WarpAttention<DIM, KEYS>;
   const uint32_t num_heads = job.num_heads, num_queries = static_cast<uint32_t>(job.run.num_rows) * num_heads;
@@ -222,5 +222,5 @@ DISTMK_NOINLINE void run_attention_job() {
   mark(Mark::STORED);
 }
 
-}  // namespace wide
+}  // namespace jobs
 }  // namespace distmk

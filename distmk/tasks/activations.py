@@ -1,0 +1,66 @@
+"""What the tasks of a job iteration have in common: their batch, the layout of activations, and which rank owns a row.
+
+A job iteration carries up to MAX_BUCKET_ROWS token rows. All its tasks are spread over the workers, each of which runs its share
+of the instances. Their activations are bf16 in one of two layouts, by the packing of the weights that they are multiplied by:
+
+- rows, one after another, of as many elements as there are columns;
+- `tiled`: blocks of ACTIVATION_BLOCK_COLS columns, bf16 [blocks, MAX_BUCKET_ROWS, ACTIVATION_BLOCK_COLS], where the 16-byte chunk
+  c of row r is chunk c ^ r % 8: the layout of a tensor-core operand in shared memory with a swizzle of 128 bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, Batch, JobBatch
+from distmk.graph.task import Access, Content, access, batch_access, require
+
+JOB_BATCH: Content = ("job batch",)
+
+
+def job_batch_accesses(rank: int, batch: int, write: bool = False) -> list[Access]:
+    """The whole batch metadata of a job iteration."""
+    first = ctypes.sizeof(Batch)
+    rest = access(write, rank, batch + first, ctypes.sizeof(JobBatch) - first, content=JOB_BATCH)
+    return [batch_access(rank, batch, write), rest]
+
+
+def slab_batch_accesses(rank: int, batch: int, write: bool = False) -> list[Access]:
+    """The whole batch metadata of a slab iteration."""
+    return [batch_access(rank, batch, write)]
+
+
+def padded_cols(num_cols: int) -> int:
+    """Columns of activations, rounded up to whole blocks."""
+    return -(-num_cols // ACTIVATION_BLOCK_COLS) * ACTIVATION_BLOCK_COLS
+
+
+def activation_cols(num_cols: int, tiled: bool) -> int:
+    """bf16 elements of the activations of a job iteration."""
+    return MAX_BUCKET_ROWS * (padded_cols(num_cols) if tiled else num_cols)
+
+
+def activation_access(
+    write: bool, rank: int, operand: int, num_cols: int, tiled: int, num_rows: int = MAX_BUCKET_ROWS
+) -> Access:
+    """All of them; `num_rows` 16: of sampled rows, which are in the first rows of a buffer of the same size."""
+    require(tiled <= 1, "a flag is neither 0 nor 1")
+    content: Content = ("activations", int(num_cols), int(tiled))
+    if tiled and num_rows < MAX_BUCKET_ROWS:
+        blocks, block_bytes = padded_cols(num_cols) // ACTIVATION_BLOCK_COLS, 2 * ACTIVATION_BLOCK_COLS
+        return access(
+            write, rank, operand, num_rows * block_bytes, blocks, MAX_BUCKET_ROWS * block_bytes, content=content
+        )
+    num_bytes = 2 * activation_cols(num_cols, bool(tiled)) * num_rows // MAX_BUCKET_ROWS
+    return access(write, rank, operand, num_bytes, content=content)
+
+
+def owned_rows(num_ranks: int) -> int:
+    """Rows of the residual stream that a rank owns at most: those of an iteration are dealt in as many consecutive shares."""
+    return -(-MAX_BUCKET_ROWS // num_ranks)
+
+
+def check_batch(args: Any) -> None:
+    """Raise ValueError for arguments without a batch."""
+    require(args.batch != 0, "there is no batch")
