@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from distmk.abi import Epilogue
 from distmk.graph.graph import Graph
 from distmk.graph.partition import Partition
-from distmk.graph.regions import Segment, Slab, Tiling, Weight, WeightKind
+from distmk.graph.regions import Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.lower.plan import WorkPlan
 from distmk.model.nn import ACTIVATIONS
 from distmk.model.nodes import Matrix
 from distmk.model.operators import Embedding, Head, Mlp, Operator, SelfAttention
 from distmk.model.rope import rotation_order
 from distmk.model.shards import Range
+from distmk.tasks import Linear, ScaledLinear
 
 Rows = list[tuple[Matrix, Range]]
 
@@ -38,14 +40,25 @@ class Product:
     normalized: bool = False
     scale: float = 1.0
 
-    def bias_rows(self, rank: int, begin: int, end: int) -> Slab | None:
-        """The biases of rows [begin, end) of a rank's matrix; None without any."""
-        bias = self.biases[rank]
-        return bias and Slab(bias.weight, begin, end)
-
     def whole(self, rank: int) -> Slab:
         """All rows of a rank's matrix."""
         return Slab(self.weights[rank], 0, self.weights[rank].rows)
+
+
+def slab_task(
+    plan: WorkPlan, product: Product, rank: int, rows: Range, *, x_squares: Region | None = None, **operands: Any
+) -> Linear:
+    """The task of a slab, `rows` of a rank's matrix. x_squares: of x, if the matrix does not have its norm's weight."""
+    bias = product.biases[rank]
+    operands |= {
+        "rank": rank,
+        "op": product.name,
+        "slab": Slab(product.weights[rank], *rows),
+        "bias": bias and Slab(bias.weight, *rows),
+    }
+    if plan.options.folds_factors:
+        return Linear(**operands, normalized=product.normalized)
+    return ScaledLinear(**operands, scale=product.scale, x_squares=x_squares)
 
 
 def embedding_tables(graph: Graph, plan: WorkPlan, op: Embedding) -> tuple[Slab, ...]:
