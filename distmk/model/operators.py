@@ -2,7 +2,7 @@
 
 Independent of ranks and workers. Norms and tables are checkpoint names without `.weight`. x is the residual stream, [tokens,
 hidden_size]. `norm_offset` is added to the weights of an operator's norms: 1 where a checkpoint has them as their distance from 1
-(Gemma). Scales and offsets go into the weights when these are loaded.
+(Gemma). Scales and offsets go into the weights when these are loaded, or to tasks (`DecodeOptions.folds_factors`).
 """
 
 from __future__ import annotations
