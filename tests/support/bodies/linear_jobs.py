@@ -134,7 +134,7 @@ def _in_a_row(board: Board, error: float, rows: int, products: Sequence[Product]
 
 def _on_all_ranks(board: Board, error: float, rows: int, product: Product, batches: Sequence[Region]) -> None:
     """Each rank has a matrix of its own; every rank has the same rows."""
-    n, num_splits = product.partition.num_rows, product.num_splits
+    n, num_splits = product.partition.total, product.num_splits
     slots, slot = board.num_ranks * num_splits + 1, 1
     parts = board.buffer(slots * n, owned_rows(board.num_ranks), space=Space.HEAP)
     for rank, batch in enumerate(batches):
@@ -154,8 +154,8 @@ class _Product:
         k, partition, epilogue, _ = product
         self.board, self.rank, self.k, self.rows, self.batch = board, rank, k, rows, batch
         self.partition, self.epilogue = partition, epilogue
-        self.x, self.weight = torch.randn(rows, k).bfloat16(), torch.randn(partition.num_rows, k).bfloat16()
-        self.bias = torch.randn(partition.num_rows) if board.rng.random() < 0.5 else None
+        self.x, self.weight = torch.randn(rows, k).bfloat16(), torch.randn(partition.total, k).bfloat16()
+        self.bias = torch.randn(partition.total) if board.rng.random() < 0.5 else None
         self.want = reference.linear(self.x, self.weight, self.bias)
         self.tolerance = error * reference.linear_scale(self.x, self.weight, self.bias) + 1e-6
         if epilogue in GATED:
@@ -175,8 +175,8 @@ class _Product:
             padded_cols(self.k) // ACTIVATION_BLOCK_COLS if board.gpu_layout else 1
         )  # a row of the buffer each, for `check`
         x = board.filled(rank, activations(self.x, board.gpu_layout), "bf16", blocks if sampled else 1)
-        n = self.partition.num_rows
-        what = f"linear_jobs {epilogue.name} k={self.k} rows={self.rows} {tuple(self.partition)}"
+        n = self.partition.total
+        what = f"linear_jobs {epilogue.name} k={self.k} rows={self.rows} {self.partition}"
         what += f" splits={num_splits}{' bias' if self.bias is not None else ''}"
         out = parts.at(rank, slot * n, (slot + num_splits) * n)
         if epilogue in GATED:
@@ -225,12 +225,12 @@ class _Product:
         assert_close("", f32(memory, out, self.rows), self.want, self.tolerance)
 
     def _check_activations(self, memory: Memory, out: Region) -> None:
-        n, tiled = self.partition.num_rows // 2, self.board.gpu_layout
+        n, tiled = self.partition.total // 2, self.board.gpu_layout
         got = activation_rows(f32(memory, out)[0], self.rows, n, tiled)
         assert_close("", got[:, :n], self.want, self.tolerance)
         assert_close("beyond the last column ", got[:, n:], np.zeros_like(got[:, n:]), 0)
 
     def _check_parts(self, memory: Memory, out: Region, owned: slice, num_splits: int) -> None:
-        got = f32(memory, out, owned.stop - owned.start).reshape(-1, num_splits, self.partition.num_rows)
+        got = f32(memory, out, owned.stop - owned.start).reshape(-1, num_splits, self.partition.total)
         assert np.isfinite(got).all(), "a part is not finite"
         assert_close("sum of parts ", got.sum(1, dtype=np.float64), self.want[owned], self.tolerance[owned])
