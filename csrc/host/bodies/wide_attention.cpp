@@ -10,9 +10,9 @@ namespace {
 
 constexpr uint32_t ROW_BLOCK = 48;  // rows of a run at most that share packed keys and values
 
-void append_row(const Context& context, const WideAppendArgs& args, uint32_t row, const WideRow& found) {
+void append_row(const Context& context, const WideAppendArgs& args, const Heads<WideAppendArgs>& heads, uint32_t row,
+                const WideRow& found) {
   const uint64_t n = args.head_dim;
-  const Heads<WideAppendArgs> heads(context, args);
   const uint16_t* in = context.at<uint16_t>(args.qkv) + uint64_t{row} * args.qkv_stride;
   uint16_t* q = context.at<uint16_t>(args.q) + uint64_t{row} * args.q_stride;
   for (uint32_t head = 0; head < args.num_q; ++head)
@@ -112,8 +112,9 @@ void attend(const Context& context, const WideAttentionArgs& args, const QueryBl
 void body_wide_append(Context& context, const WideAppendArgs& args) {
   const Batch& batch = *context.batch(args.batch);
   const WideBatch& runs = wide_batch(context, args.batch);
+  const Heads<WideAppendArgs> heads(context, args);
   run_rows(context, batch.num_wide_rows,
-           [&](uint32_t row) { append_row(context, args, row, wide_row(runs, batch.num_wide_runs, row)); });
+           [&](uint32_t row) { append_row(context, args, heads, row, wide_row(runs, batch.num_wide_runs, row)); });
 }
 
 // A worker has consecutive blocks that cost as much as those of the others.
