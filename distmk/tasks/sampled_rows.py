@@ -8,10 +8,10 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, LaunchKind
+from distmk.abi import MAX_ROWS
 from distmk.graph.regions import Region
-from distmk.graph.task import Access, Layout, Task, access, f32_access, require, task_type
-from distmk.tasks.activations import activation_access, check_batch, job_batch_accesses
+from distmk.graph.task import Access, Layout, access, f32_access, require, task_type
+from distmk.tasks.activations import JobTask, RowSet, activation_access, check_batch, job_batch_accesses
 from distmk.tasks.scheduling import candidates_bytes
 from distmk.tasks.slots import check_num_rows, check_row_capacity
 
@@ -30,19 +30,17 @@ class SelectRowsArgs(ctypes.Structure):
 
 @task_type(20, "select_rows")
 @dataclass(frozen=True, eq=False)
-class SelectRows(Task):
+class SelectRows(JobTask):
     """out[i] = x[i-th sampled row of the job iteration], of which there are up to `num_rows`. An instance: a sampled row."""
 
     x: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
     k: int = 0
     num_rows: int = MAX_ROWS
     tiled: bool = False
-    launch: LaunchKind = LaunchKind.SPREAD
+    rows: RowSet = RowSet.SAMPLED
 
     Args: ClassVar[type[ctypes.Structure]] = SelectRowsArgs
-    runs_shares: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"x": "bf16", "out": "bf16", "batch": None}
@@ -102,7 +100,7 @@ class ArgmaxRowsArgs(ctypes.Structure):
 
 @task_type(21, "argmax_rows")
 @dataclass(frozen=True, eq=False)
-class ArgmaxRows(Task):
+class ArgmaxRows(JobTask):
     """out[p, row] = the best logit of every sampled row in part p of the columns, and its token (the lowest wins ties).
 
     logits: f32 columns of as many rows as are sampled at most. out: Candidate [parts, rows]. Part p has the columns
@@ -111,12 +109,10 @@ class ArgmaxRows(Task):
 
     logits: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
     first_token: int = 0
-    launch: LaunchKind = LaunchKind.SPREAD
+    rows: RowSet = RowSet.SAMPLED
 
     Args: ClassVar[type[ctypes.Structure]] = ArgmaxRowsArgs
-    runs_shares: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"logits": "f32", "out": "u8", "batch": None}

@@ -16,7 +16,7 @@ from distmk.abi import ACTIVATION_BLOCK_COLS, GATED, M_TILE, MAX_BUCKET_ROWS, MA
 from distmk.formats.tiles import pack_rows
 from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab
-from distmk.tasks.activations import activation_cols, owned_rows, padded_cols
+from distmk.tasks.activations import RowSet, activation_cols, owned_rows, padded_cols
 from distmk.tasks.linear_jobs import LinearJobs
 from distmk.testing.arrays import ROUNDING, assert_close
 from distmk.testing.memory import Memory
@@ -200,7 +200,7 @@ class _Product:
                 slot=slot if epilogue is Epilogue.PARTS else 0,
                 num_ranks=board.num_ranks,
                 tiled=board.gpu_layout,
-                sampled=sampled,
+                rows=RowSet.SAMPLED if sampled else RowSet.ALL,
                 softcap=self.softcap or 0.0,
             )
         )
