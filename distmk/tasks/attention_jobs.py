@@ -80,17 +80,8 @@ class AppendKv(JobTask):
     def writes(self) -> Iterable[Region]:
         return (self.q, self.k_cache, self.v_cache)
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        names = ("num_q", "num_kv", "head_dim", "page_size", "max_pages", "num_pages", "num_slots")
-        regions = ("qkv", "q", "q_norm", "k_norm", "rope", "k_cache", "v_cache", "page_table", "batch")
-        return AppendKvArgs(
-            **{name: layout.operand(getattr(self, name)) for name in regions},
-            **{name: getattr(self.shape, name) for name in names},
-            num_positions=self.rope.rows,
-            qkv_stride=self.qkv.buffer.cols,
-            q_stride=self.q.buffer.cols,
-            eps=self.eps,
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"num_positions": self.rope.rows, "qkv_stride": self.qkv.buffer.cols, "q_stride": self.q.buffer.cols}
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
@@ -175,17 +166,8 @@ class AttentionJobs(JobTask):
     def max_instances(self) -> int:
         return MAX_BUCKET_ROWS * self.shape.num_q
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        heads = ("num_q", "num_kv", "head_dim", "group", "q_begin", "kv_begin")
-        cache = ("page_size", "max_pages", "num_pages", "num_slots", "window")
-        regions = ("q", "k_cache", "v_cache", "page_table", "out", "batch")
-        return AttentionJobsArgs(
-            **{name: layout.operand(getattr(self, name)) for name in regions},
-            **{name: getattr(self.shape, name) for name in (*heads, *cache)},
-            q_stride=self.q.buffer.cols,
-            tiled=int(self.tiled),
-            scores=self.shape.scores.encode(self.shape.head_dim),
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"q_stride": self.q.buffer.cols, "scores": self.shape.scores.encode(self.shape.head_dim)}
 
     @classmethod
     def num_instances(cls, args: Any) -> int:

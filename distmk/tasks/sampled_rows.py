@@ -54,16 +54,6 @@ class SelectRows(JobTask):
     def max_instances(self) -> int:
         return self.num_rows
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return SelectRowsArgs(
-            x=layout.operand(self.x),
-            out=layout.operand(self.out),
-            batch=layout.operand(self.batch),
-            k=self.k,
-            tiled=int(self.tiled),
-            num_rows=self.num_rows,
-        )
-
     @classmethod
     def num_instances(cls, args: Any) -> int:
         return int(args.num_rows)
@@ -130,17 +120,8 @@ class ArgmaxRows(JobTask):
     def max_instances(self) -> int:
         return self.num_parts
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return ArgmaxRowsArgs(
-            logits=layout.operand(self.logits),
-            out=layout.operand(self.out),
-            batch=layout.operand(self.batch),
-            n=self.logits.cols,
-            stride=self.logits.buffer.cols,
-            num_parts=self.num_parts,
-            first_token=self.first_token,
-            num_rows=self.logits.buffer.rows,
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"n": self.logits.cols, "stride": self.logits.buffer.cols, "num_rows": self.logits.buffer.rows}
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
