@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support.reference import apply_rope, rope_table
+from support.reference import ACTIVATIONS, apply_rope, rope_table
 from torch import Tensor
 
 from distmk.model import nodes
@@ -49,10 +49,10 @@ def _evaluate(node: Node, made: dict[int, Tensor], weights: Weights, ids: Tensor
         q, k = (_rotated(part, node.head_dim) if node.rope else part for part in (q, k))
         return _attention(q, k, v, node)
     if isinstance(node, nodes.Activation):
-        return _active(inputs[0], node.function)
+        return ACTIVATIONS[node.function](inputs[0])
     if isinstance(node, nodes.Gated):
         gate, up = inputs[0].chunk(2, dim=-1)
-        return _active(gate, node.function) * up
+        return ACTIVATIONS[node.function](gate) * up
     if isinstance(node, nodes.Multiply):
         return inputs[0] * inputs[1]
     if isinstance(node, nodes.Scale):
@@ -83,10 +83,6 @@ def _product(x: Tensor, matrix: Matrix, weights: Weights) -> Tensor:
 
 def _rotated(x: Tensor, head_dim: int) -> Tensor:
     return apply_rope(x.unflatten(-1, (-1, head_dim)), rope_table(len(x), head_dim)[:, None]).flatten(-2)
-
-
-def _active(x: Tensor, function: str) -> Tensor:
-    return F.silu(x) if function == "silu" else F.gelu(x, approximate="tanh")
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, node: Any) -> Tensor:

@@ -20,14 +20,15 @@ from support.reference import Scoring
 from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, Epilogue
 
 KINDS = (
-    *("linear STORE", "linear ADD", "linear SWIGLU", "linear GEGLU", "linear PUSH", "linear ARGMAX"),
+    *("linear STORE", "linear ADD", "linear PUSH", "linear ARGMAX"),
+    *(f"{product} {epilogue.name}" for product in ("linear", "linear_jobs") for epilogue in GATED),
     *("linear polls", "linear rounding", "linear batch sizes"),
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "post_norm", "sample"),
     *("count_tokens", "sample_row"),
     *("attention", "general_attention", "fused combine"),
     *("append_kv", "attention_jobs"),
     *("embed_rows", "reduce_rows", "select_rows", "argmax_rows"),
-    *("linear_jobs STORE", "linear_jobs SWIGLU", "linear_jobs GEGLU", "linear_jobs PARTS", "linear_jobs LOGITS"),
+    *("linear_jobs STORE", "linear_jobs PARTS", "linear_jobs LOGITS"),
 )
 
 
