@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support.reference import ACTIVATIONS, apply_rope, rope_table
+from support.reference import ACTIVATIONS, Scoring, apply_rope, rope_table
 from torch import Tensor
 
 from distmk.model import nodes
@@ -88,9 +88,7 @@ def _rotated(x: Tensor, head_dim: int) -> Tensor:
 def _attention(q: Tensor, k: Tensor, v: Tensor, node: Any) -> Tensor:
     q, k, v = (part.unflatten(-1, (-1, node.head_dim)).transpose(0, 1) for part in (q, k, v))
     k, v = (part.repeat_interleave(len(q) // len(part), 0) for part in (k, v))
-    scores = q @ k.transpose(1, 2) * (node.head_dim**-0.5 if node.scores.scale is None else node.scores.scale)
-    if cap := node.scores.softcap:
-        scores = cap * torch.tanh(scores / cap)
+    scores = Scoring(node.window, node.scores).score(q, k)
     behind = torch.arange(scores.shape[1])[:, None] - torch.arange(scores.shape[1])
     hidden = (behind < 0) | (behind >= (node.window or len(behind)))
     return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1).flatten(1)

@@ -76,7 +76,7 @@ class RoundedReference:
             for part, norm in ((q, op.q_norm), (k, op.k_norm))
         )
         group, k, v = config.num_heads // config.num_kv_heads, rounded(k), rounded(v)
-        how = reference.Scoring(op.window, op.scores.scale, op.scores.softcap)
+        how = reference.Scoring(op.window, op.scores)
         out = [
             torch.cat([reference.attention(q[h, t], k[h // group], v[h // group], t, how) for h in range(len(q))])
             for t in range(len(x))
