@@ -160,8 +160,7 @@ class _Product:
         self.tolerance = error * reference.linear_scale(self.x, self.weight, self.bias) + 1e-6
         if epilogue in GATED:
             (gate, up), (gate_error, up_error) = (_by_slab(partition, each) for each in (self.want, self.tolerance))
-            activate = reference.swiglu if epilogue is Epilogue.SWIGLU else reference.geglu
-            self.want = activate(torch.cat([gate, up], 1))
+            self.want = reference.gated(epilogue, torch.cat([gate, up], 1))
             self.tolerance = 1.13 * gate_error * up.abs() + gate.abs() * up_error + error * (gate * up).abs() + 1e-6
         self.softcap = random_softcap(board, self.want) if epilogue is Epilogue.LOGITS else None
         self.want, self.tolerance = reference.softcap(self.want, self.softcap), self.tolerance + cap_error(self.softcap)
