@@ -213,9 +213,22 @@ class Task:
         """The most instances this task can have, launched massively or spread."""
         return 1
 
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        """The fields of `Args` that are not those of the same name of the task, or of its `shape`."""
+        return {}
+
     def encode(self, layout: Layout) -> ctypes.Structure:
-        """The arguments of the body (`Args`)."""
-        raise NotImplementedError
+        """The arguments of the body: regions and slabs become operands, and what is None becomes 0."""
+        args, derived = self.Args(), self.derived(layout)
+        for name, *_ in self.Args._fields_:
+            if name in derived:
+                value = derived[name]
+            elif name == "pad":
+                continue
+            else:
+                value = getattr(self if hasattr(self, name) else getattr(self, "shape"), name)  # noqa: B009
+            setattr(args, name, layout.operand(value) if value is None or isinstance(value, Region | Slab) else value)
+        return args
 
     def oracle(self, values: Values) -> Mapping[Region, Any]:
         """What the regions that the task writes hold afterwards, for `distmk.testing`: torch tensors [rows, cols], of which a

@@ -33,6 +33,7 @@ from distmk.lower.products import (
 from distmk.lower.scheduler import emit_scheduler_step
 from distmk.model.operators import Embedding, Head, Mlp, Model, Operator, SelfAttention
 from distmk.tasks import AppendKv, ArgmaxRows, AttentionJobs, EmbedRows, LinearJobs, ReduceRows, SelectRows
+from distmk.tasks.activations import RowSet
 
 
 def emit_jobs(graph: Graph, model: Model, plan: WorkPlan, bucket: Bucket) -> None:
@@ -248,7 +249,7 @@ class _Emitter:
                 partition=product.partitions[rank],
                 epilogue=Epilogue.LOGITS,
                 tiled=self.tiled,
-                sampled=True,
+                rows=RowSet.SAMPLED,
                 softcap=op.softcap or 0.0,
                 scale=product.scale,
             )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from distmk.abi import Scores
 from distmk.errors import ModelError, UsageError, one_line, shown
 from distmk.model import rope_scaling
 from distmk.model.causal_lm import CausalLM, know_as
@@ -116,8 +117,9 @@ def _names_of(module: str, main: str | None) -> dict[str, Any]:
 
 
 def _config(values: dict[str, Any], scaling: str) -> dict[str, Any]:
-    """Fields of a config that JSON has made lists of, as they were."""
+    """Fields of a config that JSON has made lists and dicts of, as they were."""
     found = {name: _tuples(value) for name, value in values.items()}
+    found["scores"] = Scores(**found["scores"])
     if found["rope_scaling"] is not None:
         found["rope_scaling"] = getattr(rope_scaling, scaling)(**found["rope_scaling"])
     return found

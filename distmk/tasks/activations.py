@@ -11,12 +11,44 @@ of the instances. Their activations are bf16 in one of two layouts, by the packi
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import enum
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, Batch, JobBatch
-from distmk.graph.task import Access, Content, access, batch_access, require
+from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, Batch, JobBatch, LaunchKind
+from distmk.graph.regions import Region
+from distmk.graph.task import Access, Content, Task, access, batch_access, require
 
 JOB_BATCH: Content = ("job batch",)
+
+
+class RowSet(enum.Enum):
+    """The token rows of an iteration that a task works on."""
+
+    ALL = "all"
+    SAMPLED = "sampled"  # those whose logits are wanted, as the first rows of a buffer
+    OWNED = "owned"  # those of the residual stream that the rank owns
+
+
+@dataclass(frozen=True, eq=False)
+class JobTask(Task):
+    """A task of a job iteration: in the list of every worker, each of which runs its share of the instances.
+
+    rows: those that it works on. An instance: a row, unless the type says otherwise.
+    """
+
+    batch: Region = None  # type: ignore[assignment]
+    launch: LaunchKind = LaunchKind.SPREAD
+    rows: RowSet = RowSet.ALL
+
+    runs_shares: ClassVar[bool] = True
+
+    def max_instances(self) -> int:
+        return MAX_BUCKET_ROWS
+
+    @classmethod
+    def num_instances(cls, args: Any) -> int:
+        return MAX_BUCKET_ROWS
 
 
 def job_batch_accesses(rank: int, batch: int, write: bool = False) -> list[Access]:

@@ -134,42 +134,14 @@ class Attention(Task):
     def max_instances(self) -> int:
         return self.shape.num_kv * MAX_ROWS * self.shape.max_splits
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
+    def derived(self, layout: Layout) -> dict[str, Any]:
         s = self.shape
-        return AttentionArgs(
-            qkv=layout.operand(self.qkv),
-            q_norm=layout.operand(self.q_norm),
-            k_norm=layout.operand(self.k_norm),
-            rope=layout.operand(self.rope),
-            k_cache=layout.operand(self.k_cache),
-            v_cache=layout.operand(self.v_cache),
-            page_table=layout.operand(self.page_table),
-            partials=layout.operand(self.partials),
-            fused_partials=layout.operand(self.fused_partials),
-            reset=layout.operand(self.reset),
-            batch=layout.operand(self.batch),
-            num_q=s.num_q,
-            num_kv=s.num_kv,
-            head_dim=s.head_dim,
-            group=s.group,
-            q_begin=s.q_begin,
-            kv_begin=s.kv_begin,
-            page_size=s.page_size,
-            max_pages=s.max_pages,
-            num_pages=s.num_pages,
-            max_splits=s.max_splits,
-            min_split=s.min_split,
-            split_budget=s.split_budget,
-            window=s.window,
-            eps=self.eps,
-            scores=s.scores.encode(s.head_dim),
-            num_positions=self.rope.rows,
-            qkv_stride=self.qkv.buffer.cols,
-            polls=int(self.polls),
-            long_splits=int(self.long_splits),
-            num_slots=s.num_slots,
-            fused_combine_len=s.fused_combine_len if self.fused_partials else 0,
-        )
+        return {
+            "scores": s.scores.encode(s.head_dim),
+            "num_positions": self.rope.rows,
+            "qkv_stride": self.qkv.buffer.cols,
+            "fused_combine_len": s.fused_combine_len if self.fused_partials else 0,
+        }
 
     @classmethod
     def num_instances(cls, args: Any) -> int:

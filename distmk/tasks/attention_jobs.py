@@ -8,10 +8,10 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_BUCKET_ROWS, LaunchKind, ScoreArgs, check_scores
+from distmk.abi import MAX_BUCKET_ROWS, ScoreArgs, check_scores
 from distmk.graph.regions import Region, Slab
-from distmk.graph.task import Access, Content, Layout, Task, access, bf16_access, constant_access, require, task_type
-from distmk.tasks.activations import activation_access, check_batch, job_batch_accesses
+from distmk.graph.task import Access, Content, Layout, access, bf16_access, constant_access, require, task_type
+from distmk.tasks.activations import JobTask, activation_access, check_batch, job_batch_accesses
 from distmk.tasks.attention import page_table_content
 from distmk.tasks.slots import check_num_slots, check_slot_capacity
 from distmk.tasks.splits import AttentionShape, check_window
@@ -47,7 +47,7 @@ class AppendKvArgs(ctypes.Structure):
 
 @task_type(16, "append_kv")
 @dataclass(frozen=True, eq=False)
-class AppendKv(Task):
+class AppendKv(JobTask):
     """Head norm and RoPE of the queries and keys of a job iteration, and the append of its keys and values to the KV cache.
 
     qkv: bf16 [MAX_BUCKET_ROWS, qkv_cols], a row's queries, keys and values. q: bf16 [MAX_BUCKET_ROWS, query columns], the queries
@@ -62,16 +62,13 @@ class AppendKv(Task):
     k_cache: Region = None  # type: ignore[assignment]
     v_cache: Region = None  # type: ignore[assignment]
     page_table: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
     rope: Slab = None  # type: ignore[assignment]
     q_norm: Slab | None = None
     k_norm: Slab | None = None
     eps: float = 0.0
-    launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = AppendKvArgs
     prepares: ClassVar[bool] = True
-    runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
@@ -83,24 +80,8 @@ class AppendKv(Task):
     def writes(self) -> Iterable[Region]:
         return (self.q, self.k_cache, self.v_cache)
 
-    def max_instances(self) -> int:
-        return MAX_BUCKET_ROWS
-
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        names = ("num_q", "num_kv", "head_dim", "page_size", "max_pages", "num_pages", "num_slots")
-        regions = ("qkv", "q", "q_norm", "k_norm", "rope", "k_cache", "v_cache", "page_table", "batch")
-        return AppendKvArgs(
-            **{name: layout.operand(getattr(self, name)) for name in regions},
-            **{name: getattr(self.shape, name) for name in names},
-            num_positions=self.rope.rows,
-            qkv_stride=self.qkv.buffer.cols,
-            q_stride=self.q.buffer.cols,
-            eps=self.eps,
-        )
-
-    @classmethod
-    def num_instances(cls, args: Any) -> int:
-        return MAX_BUCKET_ROWS
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"num_positions": self.rope.rows, "qkv_stride": self.qkv.buffer.cols, "q_stride": self.q.buffer.cols}
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
@@ -149,7 +130,7 @@ class AttentionJobsArgs(ctypes.Structure):
 
 @task_type(17, "attention_jobs")
 @dataclass(frozen=True, eq=False)
-class AttentionJobs(Task):
+class AttentionJobs(JobTask):
     """softmax(shape.scores of q k^T) v of every row of a job iteration over its sequence's positions up to its own.
 
     q: bf16 [MAX_BUCKET_ROWS, query columns], as `AppendKv` leaves it. out: activations of as many columns. Row i of a run of n
@@ -167,13 +148,10 @@ class AttentionJobs(Task):
     v_cache: Region = None  # type: ignore[assignment]
     page_table: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
     tiled: bool = False
-    launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionJobsArgs
     prepares: ClassVar[bool] = True
-    runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
@@ -188,17 +166,8 @@ class AttentionJobs(Task):
     def max_instances(self) -> int:
         return MAX_BUCKET_ROWS * self.shape.num_q
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        heads = ("num_q", "num_kv", "head_dim", "group", "q_begin", "kv_begin")
-        cache = ("page_size", "max_pages", "num_pages", "num_slots", "window")
-        regions = ("q", "k_cache", "v_cache", "page_table", "out", "batch")
-        return AttentionJobsArgs(
-            **{name: layout.operand(getattr(self, name)) for name in regions},
-            **{name: getattr(self.shape, name) for name in (*heads, *cache)},
-            q_stride=self.q.buffer.cols,
-            tiled=int(self.tiled),
-            scores=self.shape.scores.encode(self.shape.head_dim),
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"q_stride": self.q.buffer.cols, "scores": self.shape.scores.encode(self.shape.head_dim)}
 
     @classmethod
     def num_instances(cls, args: Any) -> int:

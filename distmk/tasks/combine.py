@@ -73,26 +73,18 @@ class Combine(Task):
     def writes(self) -> Iterable[Region]:
         return filter(None, (self.out, self.reset, self.partials if self.polls else None))
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        s, (begin, end) = self.shape, self.slices
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        s, (begin, end) = (self.shape, self.slices)
         first = begin % s.slices
         in_head = 2 * s.slice_begin(first)
-        return CombineArgs(
-            partials=layout.operand(self.partials),
-            out=layout.operand(self.out) - in_head,
-            reset=layout.operand(self.reset) - in_head if self.reset else 0,
-            batch=layout.operand(self.batch),
-            first_slice=first,
-            num_slices=end - begin,
-            head_dim=s.head_dim,
-            out_stride=self.out.buffer.cols,
-            max_splits=s.max_splits,
-            min_split=s.min_split,
-            split_budget=s.split_budget,
-            polls=int(self.polls),
-            fused_combine_len=s.fused_combine_len if self.skips_fused else 0,
-            window=s.window,
-        )
+        return {
+            "out": layout.operand(self.out) - in_head,
+            "reset": layout.operand(self.reset) - in_head if self.reset else 0,
+            "first_slice": first,
+            "num_slices": end - begin,
+            "out_stride": self.out.buffer.cols,
+            "fused_combine_len": s.fused_combine_len if self.skips_fused else 0,
+        }
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:

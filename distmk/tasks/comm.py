@@ -80,14 +80,8 @@ class Put(Task):
     def writes(self) -> Iterable[Region]:
         return (self.dst,)
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return PutArgs(
-            src=layout.operand(self.src),
-            dst=layout.operand(self.dst),
-            num_bytes=self.src.cols * ITEM_BYTES[self.src.buffer.dtype],
-            dst_rank=self.dst.rank,
-            batch=layout.operand(self.batch),
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"num_bytes": self.src.cols * ITEM_BYTES[self.src.buffer.dtype], "dst_rank": self.dst.rank}
 
     def oracle(self, values: Values) -> Mapping[Region, Any]:
         if self.batch:
@@ -166,28 +160,19 @@ class Sum(Task):
         if self.polls:
             yield from self.blocks
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        buffer, begins = self.blocks[0].buffer, [layout.operand(block) for block in self.blocks]
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        buffer, begins = (self.blocks[0].buffer, [layout.operand(block) for block in self.blocks])
         strides = {after - before for before, after in itertools.pairwise(begins)} or {0}
-        shapes = {(block.buffer.rows, block.buffer.cols) for block in self.blocks}
-        if len(strides) > 1 or (len(shapes) > 1 and buffer.rows > 1):
-            raise UsageError(f"task {self.op}: its blocks must have the same shape and be equally spaced in memory")
-        return SumArgs(
-            blocks=begins[0],
-            dst=layout.operand(self.dst),
-            out_bf16=layout.operand(self.out_bf16),
-            reset=layout.operand(self.reset),
-            batch=layout.operand(self.batch),
-            block_stride=strides.pop(),
-            num_blocks=len(self.blocks),
-            num=self.dst.cols,
-            dst_stride=self.dst.buffer.cols,
-            out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
-            add=int(self.add),
-            polls=int(self.polls),
-            block_gap=buffer.cols - self.dst.cols if buffer.rows > 1 else 0,
-            input_norm=encode_input_norm(layout, self.input_norm, self.squares),
-        )
+        return {
+            "blocks": begins[0],
+            "block_stride": strides.pop(),
+            "num_blocks": len(self.blocks),
+            "num": self.dst.cols,
+            "dst_stride": self.dst.buffer.cols,
+            "out_bf16_stride": self.out_bf16.buffer.cols if self.out_bf16 else 0,
+            "block_gap": buffer.cols - self.dst.cols if buffer.rows > 1 else 0,
+            "input_norm": encode_input_norm(layout, self.input_norm, self.squares),
+        }
 
     def oracle(self, values: Values) -> Mapping[Region, Any]:
         if self.batch or self.polls or self.reset or self.squares:

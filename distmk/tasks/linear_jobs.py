@@ -9,12 +9,12 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_K_SPLITS, Epilogue, LaunchKind
+from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_K_SPLITS, Epilogue
 from distmk.formats.tiles import padded_cols
 from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab
-from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type, weight_access
-from distmk.tasks.activations import activation_access, check_batch, job_batch_accesses, owned_rows
+from distmk.graph.task import Access, Layout, constant_access, f32_access, require, task_type, weight_access
+from distmk.tasks.activations import JobTask, RowSet, activation_access, check_batch, job_batch_accesses, owned_rows
 from distmk.tasks.slots import check_num_rows, check_row_capacity
 
 EPILOGUES = (Epilogue.STORE, Epilogue.PARTS, Epilogue.LOGITS, *GATED)
@@ -46,7 +46,7 @@ class LinearJobsArgs(ctypes.Structure):
 
 @task_type(15, "linear_jobs")
 @dataclass(frozen=True, eq=False)
-class LinearJobs(Task):
+class LinearJobs(JobTask):
     """out = epilogue(x @ slab.T + bias) for the rows of a job iteration: bf16 activations and weights, float32 accumulation.
 
     x: activations (`distmk.tasks.activations`), of all rows or of the sampled ones. slab: the whole matrix of a rank, packed in
@@ -63,7 +63,6 @@ class LinearJobs(Task):
     x: Region = None  # type: ignore[assignment]
     slab: Slab = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
     partition: Partition = None  # type: ignore[assignment]
     bias: Slab | None = None
     epilogue: Epilogue = Epilogue.STORE
@@ -71,14 +70,11 @@ class LinearJobs(Task):
     slot: int = 0
     num_ranks: int = 1
     tiled: bool = False
-    sampled: bool = False
     softcap: float = 0.0
     scale: float = 1.0
-    launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = LinearJobsArgs
     prepares: ClassVar[bool] = True
-    runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
     writes_peers: ClassVar[bool] = True
 
@@ -119,7 +115,7 @@ class LinearJobs(Task):
             num_splits=self.num_splits,
             slot=self.slot,
             tiled=int(self.tiled),
-            sampled=self.out.buffer.rows if self.sampled else 0,
+            sampled=self.out.buffer.rows if self.rows is RowSet.SAMPLED else 0,
             softcap=self.softcap,
             scale=self.scale if self.scale != 1.0 else 0.0,
         )

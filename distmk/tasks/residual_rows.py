@@ -8,10 +8,10 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_BUCKET_ROWS, MAX_K_SPLITS, LaunchKind
+from distmk.abi import MAX_K_SPLITS
 from distmk.graph.regions import Region, Slab
-from distmk.graph.task import Access, Layout, Task, constant_access, f32_access, require, task_type, weight_access
-from distmk.tasks.activations import activation_access, check_batch, job_batch_accesses, owned_rows
+from distmk.graph.task import Access, Layout, constant_access, f32_access, require, task_type, weight_access
+from distmk.tasks.activations import JobTask, RowSet, activation_access, check_batch, job_batch_accesses, owned_rows
 
 
 class EmbedRowsArgs(ctypes.Structure):
@@ -28,7 +28,7 @@ class EmbedRowsArgs(ctypes.Structure):
 
 @task_type(18, "embed_rows")
 @dataclass(frozen=True, eq=False)
-class EmbedRows(Task):
+class EmbedRows(JobTask):
     """out[row] = table[token of row], float32, in this rank's slot on the row's owner (`LinearJobs`, PARTS).
 
     table: bf16 [tokens of this rank, k]. Rows with a token of another rank are zero. An instance: a row.
@@ -36,13 +36,10 @@ class EmbedRows(Task):
 
     table: Slab = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
     first_token: int = 0
     num_ranks: int = 1
-    launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = EmbedRowsArgs
-    runs_shares: ClassVar[bool] = True
     writes_peers: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
@@ -54,9 +51,6 @@ class EmbedRows(Task):
     def writes(self) -> Iterable[Region]:
         return [self.out.on(rank) for rank in range(self.num_ranks)]
 
-    def max_instances(self) -> int:
-        return MAX_BUCKET_ROWS
-
     def encode(self, layout: Layout) -> ctypes.Structure:
         return EmbedRowsArgs(
             table=layout.operand(self.table),
@@ -67,10 +61,6 @@ class EmbedRows(Task):
             first_token=self.first_token,
             last_token=self.first_token + self.table.rows,
         )
-
-    @classmethod
-    def num_instances(cls, args: Any) -> int:
-        return MAX_BUCKET_ROWS
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
@@ -105,7 +95,7 @@ class ReduceRowsArgs(ctypes.Structure):
 
 @task_type(19, "reduce_rows")
 @dataclass(frozen=True, eq=False)
-class ReduceRows(Task):
+class ReduceRows(JobTask):
     """x (+)= sum of the parts, rank by rank and split by split, of the rows that this rank owns; out = x / rms(x).
 
     parts: f32 [owned rows, slots * k] (`LinearJobs`, PARTS). x: f32 [owned rows, k]. out: activations of k columns, on every
@@ -117,7 +107,6 @@ class ReduceRows(Task):
     parts: Region = None  # type: ignore[assignment]
     x: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
     num_ranks: int = 1
     num_splits: int = 1
     add: bool = False
@@ -125,12 +114,11 @@ class ReduceRows(Task):
     eps: float = 0.0
     post_norm: Slab | None = None
     normalized: bool = True
+    rows: RowSet = RowSet.OWNED
     input_norm: Slab | None = None
-    launch: LaunchKind = LaunchKind.SPREAD
 
     Args: ClassVar[type[ctypes.Structure]] = ReduceRowsArgs
     prepares: ClassVar[bool] = True
-    runs_shares: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
     writes_peers: ClassVar[bool] = True
 
@@ -148,9 +136,6 @@ class ReduceRows(Task):
 
     def owned_writes(self) -> Iterable[Region]:
         return [self.out.on(rank) for rank in range(self.num_ranks)]
-
-    def max_instances(self) -> int:
-        return MAX_BUCKET_ROWS
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         k = self.x.cols
@@ -171,10 +156,6 @@ class ReduceRows(Task):
             unnormalized=int(not self.normalized),
             input_norm=layout.operand(self.input_norm),
         )
-
-    @classmethod
-    def num_instances(cls, args: Any) -> int:
-        return MAX_BUCKET_ROWS
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:

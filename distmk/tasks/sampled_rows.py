@@ -8,10 +8,10 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, LaunchKind
+from distmk.abi import MAX_ROWS
 from distmk.graph.regions import Region
-from distmk.graph.task import Access, Layout, Task, access, f32_access, require, task_type
-from distmk.tasks.activations import activation_access, check_batch, job_batch_accesses
+from distmk.graph.task import Access, Layout, access, f32_access, require, task_type
+from distmk.tasks.activations import JobTask, RowSet, activation_access, check_batch, job_batch_accesses
 from distmk.tasks.scheduling import candidates_bytes
 from distmk.tasks.slots import check_num_rows, check_row_capacity
 
@@ -30,19 +30,17 @@ class SelectRowsArgs(ctypes.Structure):
 
 @task_type(20, "select_rows")
 @dataclass(frozen=True, eq=False)
-class SelectRows(Task):
+class SelectRows(JobTask):
     """out[i] = x[i-th sampled row of the job iteration], of which there are up to `num_rows`. An instance: a sampled row."""
 
     x: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
     k: int = 0
     num_rows: int = MAX_ROWS
     tiled: bool = False
-    launch: LaunchKind = LaunchKind.SPREAD
+    rows: RowSet = RowSet.SAMPLED
 
     Args: ClassVar[type[ctypes.Structure]] = SelectRowsArgs
-    runs_shares: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"x": "bf16", "out": "bf16", "batch": None}
@@ -55,16 +53,6 @@ class SelectRows(Task):
 
     def max_instances(self) -> int:
         return self.num_rows
-
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return SelectRowsArgs(
-            x=layout.operand(self.x),
-            out=layout.operand(self.out),
-            batch=layout.operand(self.batch),
-            k=self.k,
-            tiled=int(self.tiled),
-            num_rows=self.num_rows,
-        )
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
@@ -102,7 +90,7 @@ class ArgmaxRowsArgs(ctypes.Structure):
 
 @task_type(21, "argmax_rows")
 @dataclass(frozen=True, eq=False)
-class ArgmaxRows(Task):
+class ArgmaxRows(JobTask):
     """out[p, row] = the best logit of every sampled row in part p of the columns, and its token (the lowest wins ties).
 
     logits: f32 columns of as many rows as are sampled at most. out: Candidate [parts, rows]. Part p has the columns
@@ -111,12 +99,10 @@ class ArgmaxRows(Task):
 
     logits: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
-    batch: Region = None  # type: ignore[assignment]
     first_token: int = 0
-    launch: LaunchKind = LaunchKind.SPREAD
+    rows: RowSet = RowSet.SAMPLED
 
     Args: ClassVar[type[ctypes.Structure]] = ArgmaxRowsArgs
-    runs_shares: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"logits": "f32", "out": "u8", "batch": None}
@@ -134,17 +120,8 @@ class ArgmaxRows(Task):
     def max_instances(self) -> int:
         return self.num_parts
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return ArgmaxRowsArgs(
-            logits=layout.operand(self.logits),
-            out=layout.operand(self.out),
-            batch=layout.operand(self.batch),
-            n=self.logits.cols,
-            stride=self.logits.buffer.cols,
-            num_parts=self.num_parts,
-            first_token=self.first_token,
-            num_rows=self.logits.buffer.rows,
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"n": self.logits.cols, "stride": self.logits.buffer.cols, "num_rows": self.logits.buffer.rows}
 
     @classmethod
     def num_instances(cls, args: Any) -> int:

@@ -88,15 +88,8 @@ class SendLogits(Task):
     def writes(self) -> Iterable[Region]:
         return (self.logits.on(0),)
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return SendLogitsArgs(
-            logits=layout.operand(self.logits),
-            batch=layout.operand(self.batch),
-            num_cols=self.logits.cols,
-            stride=self.logits.buffer.cols,
-            num_rows=self.logits.buffer.rows,
-            job_batch=int(self.job_batch),
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"num_cols": self.logits.cols, "stride": self.logits.buffer.cols, "num_rows": self.logits.buffer.rows}
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
@@ -152,17 +145,8 @@ class CountTokens(Task):
     def writes(self) -> Iterable[Region]:
         return (self.slots, self.counts)
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return CountTokensArgs(
-            slots=layout.operand(self.slots),
-            counts=layout.operand(self.counts),
-            tables=layout.operand(self.tables),
-            batch=layout.operand(self.batch),
-            vocab=self.counts.cols // self.num_slots,
-            tables_bytes=self.tables.cols if self.tables else 0,
-            num_slots=self.num_slots,
-            job_batch=int(self.job_batch),
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"vocab": self.counts.cols // self.num_slots, "tables_bytes": self.tables.cols if self.tables else 0}
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
@@ -259,19 +243,13 @@ class SampleRow(Task):
     def writes(self) -> Iterable[Region]:
         return (self.adjusted, self.drawn, self.record)
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        regions = ("logits", "slots", "counts", "mask", "adjusted", "drawn", "record", "tables", "batch")
-        return SampleRowArgs(
-            **{name: layout.operand(getattr(self, name)) for name in regions},
-            row=self.row,
-            vocab=self.counts.cols // self.num_slots,
-            num_ranks=self.num_ranks,
-            section_stride=self.logits.cols // self.num_ranks,
-            tables_bytes=self.tables.cols if self.tables else 0,
-            num_rows=self.logits.buffer.rows,
-            num_slots=self.num_slots,
-            job_batch=int(self.job_batch),
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {
+            "vocab": self.counts.cols // self.num_slots,
+            "section_stride": self.logits.cols // self.num_ranks,
+            "tables_bytes": self.tables.cols if self.tables else 0,
+            "num_rows": self.logits.buffer.rows,
+        }
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:

@@ -74,14 +74,8 @@ class Sample(Task):
     def writes(self) -> Iterable[Region]:
         return (self.out,) if self.out.rank == self.rank else (self.out.on(self.rank), self.out)
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return SampleArgs(
-            candidates=layout.operand(self.candidates),
-            out=layout.operand(self.out),
-            batch=layout.operand(self.batch),
-            num_tasks=self.candidates.cols // candidates_bytes(self.num_rows),
-            num_rows=self.num_rows,
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"num_tasks": self.candidates.cols // candidates_bytes(self.num_rows)}
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
@@ -170,26 +164,12 @@ class SchedulerStep(Task):
             yield from (batch.on(rank) for batch in self.batches)
             yield self.page_table.on(rank)
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return SchedulerStepArgs(
-            candidates=layout.operand(self.candidates),
-            batch=layout.operand(self.batch),
-            page_table=layout.operand(self.page_table),
-            state=layout.operand(self.state),
-            drawn=layout.operand(self.drawn),
-            slots=layout.operand(self.slots),
-            logprobs=layout.operand(self.logprobs),
-            num_ranks=self.num_ranks,
-            page_size=self.page_size,
-            max_pages=self.page_table.cols // slots_for(self.max_slots),
-            num_pages=self.num_pages,
-            max_slots=self.max_slots,
-            max_positions=self.max_positions,
-            batches=tuple(map(layout.operand, self.batches)),
-            program=self.program,
-            num_programs=len(self.batches),
-            max_rows=self.max_rows,
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {
+            "max_pages": self.page_table.cols // slots_for(self.max_slots),
+            "batches": tuple(map(layout.operand, self.batches)),
+            "num_programs": len(self.batches),
+        }
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:

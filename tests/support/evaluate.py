@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support.reference import apply_rope, rope_table
+from support.reference import ACTIVATIONS, Scoring, apply_rope, rope_table
 from torch import Tensor
 
 from distmk.model import nodes
@@ -49,10 +49,10 @@ def _evaluate(node: Node, made: dict[int, Tensor], weights: Weights, ids: Tensor
         q, k = (_rotated(part, node.head_dim) if node.rope else part for part in (q, k))
         return _attention(q, k, v, node)
     if isinstance(node, nodes.Activation):
-        return _active(inputs[0], node.function)
+        return ACTIVATIONS[node.function](inputs[0])
     if isinstance(node, nodes.Gated):
         gate, up = inputs[0].chunk(2, dim=-1)
-        return _active(gate, node.function) * up
+        return ACTIVATIONS[node.function](gate) * up
     if isinstance(node, nodes.Multiply):
         return inputs[0] * inputs[1]
     if isinstance(node, nodes.Scale):
@@ -85,16 +85,10 @@ def _rotated(x: Tensor, head_dim: int) -> Tensor:
     return apply_rope(x.unflatten(-1, (-1, head_dim)), rope_table(len(x), head_dim)[:, None]).flatten(-2)
 
 
-def _active(x: Tensor, function: str) -> Tensor:
-    return F.silu(x) if function == "silu" else F.gelu(x, approximate="tanh")
-
-
 def _attention(q: Tensor, k: Tensor, v: Tensor, node: Any) -> Tensor:
     q, k, v = (part.unflatten(-1, (-1, node.head_dim)).transpose(0, 1) for part in (q, k, v))
     k, v = (part.repeat_interleave(len(q) // len(part), 0) for part in (k, v))
-    scores = q @ k.transpose(1, 2) * (node.head_dim**-0.5 if node.scores.scale is None else node.scores.scale)
-    if cap := node.scores.softcap:
-        scores = cap * torch.tanh(scores / cap)
+    scores = Scoring(node.window, node.scores).score(q, k)
     behind = torch.arange(scores.shape[1])[:, None] - torch.arange(scores.shape[1])
     hidden = (behind < 0) | (behind >= (node.window or len(behind)))
     return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1).flatten(1)

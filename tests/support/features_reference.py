@@ -62,7 +62,7 @@ class RoundedReference:
     def _mlp(self, op: Mlp, x: Tensor) -> Tensor:
         x = self._over_rms(rounded(x), op.norm)
         gate, up = (self._linear(x, matrix, op.norm, op.norm_offset) for matrix in (op.gate, op.up))
-        return (F.silu(gate) if op.activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+        return reference.ACTIVATIONS[op.activation](gate) * up
 
     def _attention(self, op: SelfAttention, x: Tensor) -> Tensor:
         config, x = self.model.config, self._over_rms(rounded(x), op.norm)
@@ -76,7 +76,7 @@ class RoundedReference:
             for part, norm in ((q, op.q_norm), (k, op.k_norm))
         )
         group, k, v = config.num_heads // config.num_kv_heads, rounded(k), rounded(v)
-        how = reference.Scoring(op.window, op.scores.scale, op.scores.softcap)
+        how = reference.Scoring(op.window, op.scores)
         out = [
             torch.cat([reference.attention(q[h, t], k[h // group], v[h // group], t, how) for h in range(len(q))])
             for t in range(len(x))

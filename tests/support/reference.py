@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from distmk.abi import PLAIN_SCORES, Epilogue, Scores
+from distmk.model import nn
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -36,14 +41,18 @@ def linear_scale(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: flo
     return F.linear(over_rms(x, eps).abs(), weight.double().abs(), None if bias is None else bias.double().abs())
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+"""By name, as in `nn.ACTIVATIONS`. Their derivatives stay within 1.13, so an error of x passes on in proportion."""
 
 
-def geglu(gate_up: Tensor) -> Tensor:
+def gated(epilogue: Epilogue, gate_up: Tensor) -> Tensor:
+    """activation(gate) * up, as a gated epilogue computes it."""
+    (activate,) = (ACTIVATIONS[name] for name, each in nn.ACTIVATIONS.items() if each is epilogue)
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up
+    return activate(gate) * up
 
 
 def softcap(x: Tensor, cap: float | None) -> Tensor:
@@ -69,27 +78,25 @@ def apply_rope(x: Tensor, table: Tensor) -> Tensor:
 class Scoring(NamedTuple):
     """Which positions a query sees, and how it scores their keys.
 
-    window: it sees the positions (its own - window, its own]; None: all up to its own. scale: of scores; None: head_dim ** -0.5.
-    softcap: scores become softcap * tanh(score / softcap); None: they do not.
+    window: it sees the positions (its own - window, its own]; None: all up to its own.
     """
 
     window: int | None = None
-    scale: float | None = None
-    softcap: float | None = None
+    scores: Scores = PLAIN_SCORES
 
     def first_seen(self, position: int) -> int:
         return 0 if self.window is None else max(0, position - self.window + 1)
 
-    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Of keys [length, head_dim] for a query [head_dim] or queries [rows, head_dim]."""
-        found = query.double() @ keys.double().T * (query.shape[-1] ** -0.5 if self.scale is None else self.scale)
-        return found if self.softcap is None else self.softcap * torch.tanh(found / self.softcap)
+    def score(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Scores of keys [..., length, head_dim] for a query [head_dim] or queries [..., rows, head_dim]."""
+        scale = query.shape[-1] ** -0.5 if self.scores.scale is None else self.scores.scale
+        return softcap(query.double() @ keys.double().mT * scale, self.scores.softcap)
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, position: int, how: Scoring) -> Tensor:
     """One query [head_dim] at `position` over the keys and values [length, head_dim] that it sees."""
     seen = slice(how.first_seen(position), position + 1)
-    return torch.softmax(how.scores(query, keys[seen]), dim=0) @ values[seen].double()
+    return torch.softmax(how.score(query, keys[seen]), dim=0) @ values[seen].double()
 
 
 def partial_attention(
@@ -99,7 +106,7 @@ def partial_attention(
     begin, end = max(begin, how.first_seen(position)), min(end, position + 1)
     if end <= begin:
         return -torch.inf, 0.0, torch.zeros(query.shape[-1], dtype=torch.float64)
-    found = how.scores(query, keys[begin:end])
+    found = how.score(query, keys[begin:end])
     weights = (found - found.max()).exp()
     return found.max().item(), weights.sum().item(), weights @ values[begin:end].double()
 

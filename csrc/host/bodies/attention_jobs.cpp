@@ -10,9 +10,9 @@ namespace {
 
 constexpr uint32_t ROW_BLOCK = 48;  // rows of a run at most that share packed keys and values
 
-void append_row(const Context& context, const AppendKvArgs& args, uint32_t row, const JobRow& found) {
+void append_row(const Context& context, const AppendKvArgs& args, const Heads<AppendKvArgs>& heads, uint32_t row,
+                const JobRow& found) {
   const uint64_t n = args.head_dim;
-  const Heads<AppendKvArgs> heads(context, args);
   const uint16_t* in = context.at<uint16_t>(args.qkv) + uint64_t{row} * args.qkv_stride;
   uint16_t* q = context.at<uint16_t>(args.q) + uint64_t{row} * args.q_stride;
   for (uint32_t head = 0; head < args.num_q; ++head)
@@ -112,8 +112,9 @@ void attend(const Context& context, const AttentionJobsArgs& args, const QueryBl
 void body_append_kv(Context& context, const AppendKvArgs& args) {
   const Batch& batch = *context.batch(args.batch);
   const JobBatch& runs = job_batch(context, args.batch);
+  const Heads<AppendKvArgs> heads(context, args);
   run_rows(context, batch.num_job_rows,
-           [&](uint32_t row) { append_row(context, args, row, job_row(runs, batch.num_job_runs, row)); });
+           [&](uint32_t row) { append_row(context, args, heads, row, job_row(runs, batch.num_job_runs, row)); });
 }
 
 // A worker has consecutive blocks that cost as much as those of the others.

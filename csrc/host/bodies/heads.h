@@ -13,12 +13,20 @@ inline void widen(float* out, const uint16_t* x, uint32_t n) { simd::from_bf16(o
 inline void round(uint16_t* out, const float* x, uint32_t n) { simd::to_bf16(out, x, n); }
 inline void round(uint16_t* out, const uint16_t* x, uint32_t n) { memcpy(out, x, n * sizeof(uint16_t)); }
 
-// `table`: `half` cosines, then as many sines.
-inline void rotate(float* __restrict x, const float* __restrict table, uint32_t half) {
-  for (uint32_t i = 0; i < half; ++i) {
-    const float a = x[i], b = x[i + half];
-    x[i] = rotated_first(a, b, table[i], table[i + half]);
-    x[i + half] = rotated_second(a, b, table[i], table[i + half]);
+// `table`: n / 2 cosines, then as many sines.
+inline void rotate(float* x, const float* table, uint32_t n) {
+  using namespace simd;
+  const uint32_t half = n / 2;
+  uint32_t i = 0;
+  for (; i + LANES <= half; i += LANES) {
+    const Vec a = load(x + i), b = load(x + half + i), cosine = load(table + i), sine = load(table + half + i);
+    store(x + i, rotated_first(a, b, cosine, sine));
+    store(x + half + i, rotated_second(a, b, cosine, sine));
+  }
+  for (; i < half; ++i) {
+    const float a = x[i], b = x[half + i], cosine = table[i], sine = table[half + i];
+    x[i] = rotated_first(a, b, cosine, sine);
+    x[half + i] = rotated_second(a, b, cosine, sine);
   }
 }
 
@@ -29,7 +37,7 @@ uint64_t cache_index(const Context& context, const Args& args, int32_t slot, uin
   return uint64_t{cache_row(page_table, args, static_cast<uint32_t>(slot), kv_head, position)} * args.head_dim;
 }
 
-// The heads of a task that appends; T is float or bf16.
+// The heads of a task that appends, made once for all of its rows; T is float or bf16.
 template <class Args>
 class Heads {
  public:
@@ -39,6 +47,8 @@ class Heads {
         q_norm_(context.at<float>(args.q_norm)),
         k_norm_(context.at<float>(args.k_norm)),
         rope_(context.at<float>(args.rope)),
+        k_cache_(context.at<uint16_t>(args.k_cache)),
+        v_cache_(context.at<uint16_t>(args.v_cache)),
         rotated_(simd::scratch<HeadTag>(args.head_dim)) {}
 
   // As attention multiplies it, in memory that the next head takes over.
@@ -50,8 +60,8 @@ class Heads {
   template <class T>
   void append(int32_t slot, uint32_t kv_head, uint32_t position, const T* key, const T* value) const {
     const uint64_t at = cache_index(context_, args_, slot, kv_head, position);
-    simd::to_bf16(context_.at<uint16_t>(args_.k_cache) + at, rotated(key, k_norm_, position), args_.head_dim);
-    round(context_.at<uint16_t>(args_.v_cache) + at, value, args_.head_dim);
+    simd::to_bf16(k_cache_ + at, rotated(key, k_norm_, position), args_.head_dim);
+    round(v_cache_ + at, value, args_.head_dim);
   }
 
  private:
@@ -60,6 +70,7 @@ class Heads {
   const Args& args_;
   const float *q_norm_, *k_norm_;  // null: none
   const float* rope_;
+  uint16_t *k_cache_, *v_cache_;
   float* rotated_;
 
   // RoPE(x / rms(x) * norm).
@@ -72,7 +83,7 @@ class Heads {
       const float scale = over_rms(x, n, args_.eps);
       for (uint32_t i = 0; i < n; ++i) x[i] = x[i] * scale * norm[i];
     }
-    rotate(x, rope_ + uint64_t{position} * n, n / 2);
+    rotate(x, rope_ + uint64_t{position} * n, n);
     return x;
   }
 };

@@ -60,7 +60,7 @@ class Caches:
 def allowed_error(inputs: AttentionInputs, usual: float) -> float:
     """The usual error, more for large scores, whose rounding grows with them, and for capped ones."""
     deviation = inputs.shape.scores.encode(inputs.head_dim).scale * inputs.head_dim**0.5
-    return usual * max(1.0, deviation / USUAL_SCORES) + CAP_ERROR * (inputs.how.softcap or 0)
+    return usual * max(1.0, deviation / USUAL_SCORES) + CAP_ERROR * (inputs.how.scores.softcap or 0)
 
 
 def declare_partials(board: Board, inputs: AttentionInputs, partials: Region) -> None:

@@ -16,7 +16,6 @@ from distmk.abi import (
     PARTIAL_FLOATS,
     PARTIAL_HEADER_FLOATS,
     POSITIONS_PER_PASS,
-    Scores,
 )
 from distmk.tasks import AttentionShape
 from distmk.tasks.splits import ANY_LENGTH
@@ -87,7 +86,7 @@ class AttentionInputs:
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
             num_pages, max_splits, min_split, workers,
-            window=how.window or ANY_LENGTH, scores=Scores(how.scale, how.softcap),
+            window=how.window or ANY_LENGTH, scores=how.scores,
         )  # fmt: skip
         self.norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5) if norms else None
         self.qkv = torch.randn(self.batch.num_rows, self.shape.qkv_cols + 4 * int(rng.integers(0, 3)))

@@ -8,7 +8,7 @@ from support import reference
 from support.bodies.attention_inputs import PLAIN, Heads
 from support.bodies.board import Board
 
-from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, MAX_SEQUENCES, BatchRun, JobBatch, Scores, Space
+from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, MAX_SEQUENCES, BatchRun, JobBatch, Space
 from distmk.graph.regions import Region
 from distmk.tasks import AppendKv, AttentionJobs, AttentionShape
 from distmk.tasks.activations import activation_cols
@@ -85,7 +85,7 @@ class AttentionJobsCase:
         num_pages = sum(-(-kv_len // page_size) for _, _, kv_len in runs) + 2
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
-            num_pages, 1, 64, 1, MAX_SEQUENCES, how.window or ANY_LENGTH, Scores(how.scale, how.softcap),
+            num_pages, 1, 64, 1, MAX_SEQUENCES, how.window or ANY_LENGTH, how.scores,
         )  # fmt: skip
         self.num_rows = sum(rows for rows, _, _ in runs)
         self.qkv = torch.randn(self.num_rows, self.shape.qkv_cols).bfloat16()
@@ -216,7 +216,7 @@ class AttentionJobsCase:
             hidden = (distance < 0) | (distance >= (self.how.window or ANY_LENGTH))
             for head in range(s.num_q):
                 kv_head, rows = self.heads.kv_head(head), self._rows(run)
-                scores = self.how.scores(queries[rows, head], keys[:, kv_head])
+                scores = self.how.score(queries[rows, head], keys[:, kv_head])
                 weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=1)
                 want = weights @ values[:, kv_head]
                 tolerance = rounding * (weights @ values[:, kv_head].abs() + want.abs()) + 1e-5

@@ -17,17 +17,18 @@ from support.bodies.board import Board, in_turn
 from support.bodies.fused_combine import fused_combine
 from support.reference import Scoring
 
-from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, Epilogue
+from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, Epilogue, Scores
 
 KINDS = (
-    *("linear STORE", "linear ADD", "linear SWIGLU", "linear GEGLU", "linear PUSH", "linear ARGMAX"),
+    *("linear STORE", "linear ADD", "linear PUSH", "linear ARGMAX"),
+    *(f"{product} {epilogue.name}" for product in ("linear", "linear_jobs") for epilogue in GATED),
     *("linear polls", "linear rounding", "linear batch sizes", "scaled_linear"),
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "post_norm", "sample"),
     *("count_tokens", "sample_row"),
     *("attention", "general_attention", "fused combine"),
     *("append_kv", "attention_jobs"),
     *("embed_rows", "reduce_rows", "select_rows", "argmax_rows"),
-    *("linear_jobs STORE", "linear_jobs SWIGLU", "linear_jobs GEGLU", "linear_jobs PARTS", "linear_jobs LOGITS"),
+    *("linear_jobs STORE", "linear_jobs PARTS", "linear_jobs LOGITS"),
 )
 
 
@@ -201,7 +202,7 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         page_size, length = int(rng.choice(sizes.page_sizes)), int(rng.choice([20, max_len]))
         how = _random_scoring(rng, length)
         yield _on_each(board, attention, error, heads, head_dim, page_size, norms, length, how)
-    yield _on_each(board, attention, error, Heads(4, 2, 1), 80, 16, True, max_len, Scoring(scale=0.2, softcap=2.0))
+    yield _on_each(board, attention, error, Heads(4, 2, 1), 80, 16, True, max_len, Scoring(scores=Scores(0.2, 2.0)))
     large = int(rng.choice(LARGE_HEAD_DIMS))
     yield _on_each(board, attention, error, Heads(7, 4, 2), large, 16, False, 100, _random_scoring(rng, 100))
     for heads in UNEVEN_HEADS:
@@ -226,7 +227,8 @@ def _random_scoring(rng: np.random.Generator, max_len: int, least: int = 1) -> S
     window = int(rng.integers(least, rng.choice([least + 20, max_len + 1])))
     softcap, scale = float(rng.choice([1.0, 30.0])), float(rng.uniform(0.05, 0.3))
     has_window, has_scale, has_softcap = rng.random(3) < (2 / 3, 1 / 2, 1 / 4)
-    return Scoring(window if has_window else None, scale if has_scale else None, softcap if has_softcap else None)
+    scores = Scores(scale if has_scale else None, softcap if has_softcap else None)
+    return Scoring(window if has_window else None, scores)
 
 
 def _residual_rows(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
@@ -257,7 +259,7 @@ def _attention_jobs(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         yield _on_each(board, attention_jobs, heads, head_dim, page_size, norms, runs, how)
     # Enough queries for the largest jobs, in the middle of a sequence; and few queries a run.
     chunk = (int(rng.integers(max_len // 3, max_len // 2)), 3, max_len)
-    for how in (Scoring(), Scoring(int(rng.integers(1, max_len // 2)), softcap=5.0)):
+    for how in (Scoring(), Scoring(int(rng.integers(1, max_len // 2)), Scores(softcap=5.0))):
         runs = [(1, 9, max_len - 5), chunk, (2, 0, 2)]
         yield _on_each(board, attention_jobs, Heads(16, 4), 64, 16, True, runs, how)
     for head_dim in (64, int(rng.choice(LARGE_HEAD_DIMS))):

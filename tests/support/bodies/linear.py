@@ -97,7 +97,7 @@ class Product:
 
 
 def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n: int, num_rows: int) -> None:
-    """STORE, ADD, SWIGLU and GEGLU: columns of every row."""
+    """STORE, ADD and gated epilogues: columns of every row."""
     batch, _ = batch_of(board, rank, num_rows)
     paired = epilogue in GATED
     product = Product(board, error, k, n, num_rows, paired)
@@ -126,10 +126,9 @@ def _after_epilogue(product: Product, epilogue: Epilogue, old: torch.Tensor) -> 
         return want + old, tolerance + 1e-6 * old.abs()
     if epilogue not in GATED:
         return want, tolerance
-    # The derivatives of silu and gelu stay within 1.13, so an error of either factor passes on in proportion.
     (gate, up), (gate_error, up_error) = want.chunk(2, -1), tolerance.chunk(2, -1)
     tolerance = 1.13 * gate_error * up.abs() + gate.abs() * up_error + product.error * (gate * up).abs() + 1e-6
-    want = reference.swiglu(want) if epilogue is Epilogue.SWIGLU else reference.geglu(want)
+    want = reference.gated(epilogue, want)
     return want, tolerance + ROUNDING["bf16"] * (want.abs() + tolerance)
 
 

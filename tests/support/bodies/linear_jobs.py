@@ -16,7 +16,7 @@ from distmk.abi import ACTIVATION_BLOCK_COLS, GATED, M_TILE, MAX_BUCKET_ROWS, MA
 from distmk.formats.tiles import pack_rows
 from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab
-from distmk.tasks.activations import activation_cols, owned_rows, padded_cols
+from distmk.tasks.activations import RowSet, activation_cols, owned_rows, padded_cols
 from distmk.tasks.linear_jobs import LinearJobs
 from distmk.testing.arrays import ROUNDING, assert_close
 from distmk.testing.memory import Memory
@@ -163,8 +163,7 @@ class _Product:
         self.tolerance = error * reference.linear_scale(self.x, scaled, self.bias) + 1e-6
         if epilogue in GATED:
             (gate, up), (gate_error, up_error) = (_by_slab(partition, each) for each in (self.want, self.tolerance))
-            activate = reference.swiglu if epilogue is Epilogue.SWIGLU else reference.geglu
-            self.want = activate(torch.cat([gate, up], 1))
+            self.want = reference.gated(epilogue, torch.cat([gate, up], 1))
             self.tolerance = 1.13 * gate_error * up.abs() + gate.abs() * up_error + error * (gate * up).abs() + 1e-6
         self.softcap = random_softcap(board, self.want) if epilogue is Epilogue.LOGITS else None
         self.want, self.tolerance = reference.softcap(self.want, self.softcap), self.tolerance + cap_error(self.softcap)
@@ -203,7 +202,7 @@ class _Product:
                 slot=slot if epilogue is Epilogue.PARTS else 0,
                 num_ranks=board.num_ranks,
                 tiled=board.gpu_layout,
-                sampled=sampled,
+                rows=RowSet.SAMPLED if sampled else RowSet.ALL,
                 softcap=self.softcap or 0.0,
                 scale=self.scale,
             )
