@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 120113611211562640ull;
+constexpr uint64_t ABI_HASH = 3836739947772740863ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -134,6 +134,18 @@ struct ScoreArgs {
 static_assert(sizeof(ScoreArgs) == 8);
 static_assert(offsetof(ScoreArgs, scale) == 0);
 static_assert(offsetof(ScoreArgs, softcap) == 4);
+
+struct InputNormArgs {
+  uint64_t weight;  // f32, of the task's columns, which out_bf16 is multiplied by; 0: no such norm
+  uint64_t squares;  // f32 column of every row: sums of the squares of the columns before that
+  uint32_t squares_stride;  // elements
+  uint32_t pad;
+};
+static_assert(sizeof(InputNormArgs) == 24);
+static_assert(offsetof(InputNormArgs, weight) == 0);
+static_assert(offsetof(InputNormArgs, squares) == 8);
+static_assert(offsetof(InputNormArgs, squares_stride) == 16);
+static_assert(offsetof(InputNormArgs, pad) == 20);
 
 struct Queue {
   uint32_t begin;
@@ -716,8 +728,9 @@ struct SumArgs {
   uint32_t polls;  // 1: poll the blocks, and reset them
   uint32_t block_gap;  // elements between the rows of a block
   uint32_t pad;
+  InputNormArgs input_norm;  // host only
 };
-static_assert(sizeof(SumArgs) == 80);
+static_assert(sizeof(SumArgs) == 104);
 static_assert(offsetof(SumArgs, blocks) == 0);
 static_assert(offsetof(SumArgs, dst) == 8);
 static_assert(offsetof(SumArgs, out_bf16) == 16);
@@ -732,6 +745,7 @@ static_assert(offsetof(SumArgs, add) == 64);
 static_assert(offsetof(SumArgs, polls) == 68);
 static_assert(offsetof(SumArgs, block_gap) == 72);
 static_assert(offsetof(SumArgs, pad) == 76);
+static_assert(offsetof(SumArgs, input_norm) == 80);
 
 struct LinearArgs {
   uint64_t x;  // bf16 [rows, k]
@@ -809,8 +823,9 @@ struct EmbedArgs {
   uint32_t first_token;
   uint32_t last_token;
   uint32_t epilogue;  // STORE or PUSH
+  InputNormArgs input_norm;  // host only
 };
-static_assert(sizeof(EmbedArgs) == 72);
+static_assert(sizeof(EmbedArgs) == 96);
 static_assert(offsetof(EmbedArgs, table) == 0);
 static_assert(offsetof(EmbedArgs, out) == 8);
 static_assert(offsetof(EmbedArgs, out_bf16) == 16);
@@ -824,6 +839,7 @@ static_assert(offsetof(EmbedArgs, out_bf16_stride) == 56);
 static_assert(offsetof(EmbedArgs, first_token) == 60);
 static_assert(offsetof(EmbedArgs, last_token) == 64);
 static_assert(offsetof(EmbedArgs, epilogue) == 68);
+static_assert(offsetof(EmbedArgs, input_norm) == 72);
 
 struct AttentionArgs {
   uint64_t qkv;  // f32 [rows, (num_q + 2 num_kv) * head_dim], before norm and RoPE
@@ -1084,7 +1100,7 @@ struct LinearJobsArgs {
   uint32_t tiled;
   uint32_t sampled;  // sampled rows at most, if x has no others; 0: x has all rows
   float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
-  uint32_t pad;
+  float scale;  // of x @ weight.T, host only; 0: none
 };
 static_assert(sizeof(LinearJobsArgs) == 96);
 static_assert(offsetof(LinearJobsArgs, x) == 0);
@@ -1105,7 +1121,7 @@ static_assert(offsetof(LinearJobsArgs, slot) == 76);
 static_assert(offsetof(LinearJobsArgs, tiled) == 80);
 static_assert(offsetof(LinearJobsArgs, sampled) == 84);
 static_assert(offsetof(LinearJobsArgs, softcap) == 88);
-static_assert(offsetof(LinearJobsArgs, pad) == 92);
+static_assert(offsetof(LinearJobsArgs, scale) == 92);
 
 struct AppendKvArgs {
   uint64_t qkv;  // bf16 [MAX_BUCKET_ROWS, qkv_stride], before norm and RoPE
@@ -1231,8 +1247,9 @@ struct ReduceRowsArgs {
   uint64_t post_norm;  // f32 [k]; 0: none
   uint32_t unnormalized;  // 1: out is x itself
   uint32_t pad;
+  uint64_t input_norm;  // f32 [k], host only; 0: none
 };
-static_assert(sizeof(ReduceRowsArgs) == 80);
+static_assert(sizeof(ReduceRowsArgs) == 88);
 static_assert(offsetof(ReduceRowsArgs, parts) == 0);
 static_assert(offsetof(ReduceRowsArgs, x) == 8);
 static_assert(offsetof(ReduceRowsArgs, out) == 16);
@@ -1248,6 +1265,7 @@ static_assert(offsetof(ReduceRowsArgs, eps) == 60);
 static_assert(offsetof(ReduceRowsArgs, post_norm) == 64);
 static_assert(offsetof(ReduceRowsArgs, unnormalized) == 72);
 static_assert(offsetof(ReduceRowsArgs, pad) == 76);
+static_assert(offsetof(ReduceRowsArgs, input_norm) == 80);
 
 struct SelectRowsArgs {
   uint64_t x;  // activations of k columns
@@ -1304,8 +1322,9 @@ struct PostNormArgs {
   uint32_t out_bf16_stride;
   float eps;
   uint32_t pad;
+  InputNormArgs input_norm;  // host only
 };
-static_assert(sizeof(PostNormArgs) == 80);
+static_assert(sizeof(PostNormArgs) == 104);
 static_assert(offsetof(PostNormArgs, y) == 0);
 static_assert(offsetof(PostNormArgs, weight) == 8);
 static_assert(offsetof(PostNormArgs, x) == 16);
@@ -1320,8 +1339,65 @@ static_assert(offsetof(PostNormArgs, x_stride) == 64);
 static_assert(offsetof(PostNormArgs, out_bf16_stride) == 68);
 static_assert(offsetof(PostNormArgs, eps) == 72);
 static_assert(offsetof(PostNormArgs, pad) == 76);
+static_assert(offsetof(PostNormArgs, input_norm) == 80);
 
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24 };
+struct ScaledLinearArgs {
+  uint64_t x;  // fields that are not described: see LinearArgs
+  uint64_t weight;
+  uint64_t bias;
+  uint64_t out;
+  uint64_t out_bf16;
+  uint64_t reset;
+  uint64_t batch;
+  uint64_t logits;
+  uint64_t x_squares;  // f32 [rows, num_squares]: sums to 1/rms of the row, which scales its sums; 0: none does
+  InputNormArgs input_norm;  // of `out`
+  uint32_t k;
+  uint32_t n;
+  uint32_t x_stride;
+  uint32_t out_stride;
+  uint32_t out_bf16_stride;
+  uint32_t epilogue;
+  float eps;
+  uint32_t first_token;
+  uint32_t logits_stride;
+  uint32_t k_pitch;
+  uint32_t keeps_logits;
+  float softcap;
+  float scale;  // of x @ weight.T
+  uint32_t x_squares_stride;
+  uint32_t num_squares;
+  uint32_t pad;
+};
+static_assert(sizeof(ScaledLinearArgs) == 160);
+static_assert(offsetof(ScaledLinearArgs, x) == 0);
+static_assert(offsetof(ScaledLinearArgs, weight) == 8);
+static_assert(offsetof(ScaledLinearArgs, bias) == 16);
+static_assert(offsetof(ScaledLinearArgs, out) == 24);
+static_assert(offsetof(ScaledLinearArgs, out_bf16) == 32);
+static_assert(offsetof(ScaledLinearArgs, reset) == 40);
+static_assert(offsetof(ScaledLinearArgs, batch) == 48);
+static_assert(offsetof(ScaledLinearArgs, logits) == 56);
+static_assert(offsetof(ScaledLinearArgs, x_squares) == 64);
+static_assert(offsetof(ScaledLinearArgs, input_norm) == 72);
+static_assert(offsetof(ScaledLinearArgs, k) == 96);
+static_assert(offsetof(ScaledLinearArgs, n) == 100);
+static_assert(offsetof(ScaledLinearArgs, x_stride) == 104);
+static_assert(offsetof(ScaledLinearArgs, out_stride) == 108);
+static_assert(offsetof(ScaledLinearArgs, out_bf16_stride) == 112);
+static_assert(offsetof(ScaledLinearArgs, epilogue) == 116);
+static_assert(offsetof(ScaledLinearArgs, eps) == 120);
+static_assert(offsetof(ScaledLinearArgs, first_token) == 124);
+static_assert(offsetof(ScaledLinearArgs, logits_stride) == 128);
+static_assert(offsetof(ScaledLinearArgs, k_pitch) == 132);
+static_assert(offsetof(ScaledLinearArgs, keeps_logits) == 136);
+static_assert(offsetof(ScaledLinearArgs, softcap) == 140);
+static_assert(offsetof(ScaledLinearArgs, scale) == 144);
+static_assert(offsetof(ScaledLinearArgs, x_squares_stride) == 148);
+static_assert(offsetof(ScaledLinearArgs, num_squares) == 152);
+static_assert(offsetof(ScaledLinearArgs, pad) == 156);
+
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25 };
 
 // The traits of a task type that declares none; what they mean is written in distmk/graph/task.py.
 struct DefaultTaskTraits {
@@ -1465,6 +1541,10 @@ struct TaskTraits<TaskType::GENERAL_ATTENTION> : DefaultTaskTraits {
   static constexpr bool COUNTS_WORK_ITEMS = true;
   static constexpr bool RUNS_SHARES = true;
 };
+template <>
+struct TaskTraits<TaskType::SCALED_LINEAR> : DefaultTaskTraits {
+  using Args = ScaledLinearArgs;
+};
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4; }
 constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7 || type == 24; }
@@ -1477,6 +1557,7 @@ constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type =
 constexpr uint32_t NUM_HOT_PATHS = 20u;
 
 // X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).
+#if defined(__CUDACC__) || defined(DISTMK_EMULATED)
 #define DISTMK_TASK_TYPES(X) \
   X(0, nop, NopArgs) \
   X(1, put, PutArgs) \
@@ -1501,6 +1582,33 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(21, argmax_rows, ArgmaxRowsArgs) \
   X(22, post_norm, PostNormArgs) \
   X(24, general_attention, AttentionArgs)
+#else
+#define DISTMK_TASK_TYPES(X) \
+  X(0, nop, NopArgs) \
+  X(1, put, PutArgs) \
+  X(2, affine, AffineArgs) \
+  X(3, sum, SumArgs) \
+  X(4, linear, LinearArgs) \
+  X(5, embed, EmbedArgs) \
+  X(6, attention, AttentionArgs) \
+  X(7, combine, CombineArgs) \
+  X(8, sample, SampleArgs) \
+  X(9, scheduler_step, SchedulerStepArgs) \
+  X(10, sine, SineArgs) \
+  X(12, send_logits, SendLogitsArgs) \
+  X(13, count_tokens, CountTokensArgs) \
+  X(14, sample_row, SampleRowArgs) \
+  X(15, linear_jobs, LinearJobsArgs) \
+  X(16, append_kv, AppendKvArgs) \
+  X(17, attention_jobs, AttentionJobsArgs) \
+  X(18, embed_rows, EmbedRowsArgs) \
+  X(19, reduce_rows, ReduceRowsArgs) \
+  X(20, select_rows, SelectRowsArgs) \
+  X(21, argmax_rows, ArgmaxRowsArgs) \
+  X(22, post_norm, PostNormArgs) \
+  X(24, general_attention, AttentionArgs) \
+  X(25, scaled_linear, ScaledLinearArgs)
+#endif
 // The same of types with a trait; of hot ones with a single variant and with several, by code path.
 #define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
   X(4, linear, LinearArgs)

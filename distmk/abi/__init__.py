@@ -27,7 +27,7 @@ from distmk.abi.batch import (
     TokenEvent,
 )
 from distmk.abi.launch import Control, Fault, HostCounts, LaunchParams, TraceEntry, WaitRecordABI
-from distmk.abi.program import JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
+from distmk.abi.program import InputNormArgs, JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi.sampling import (
     COUNT_IN_PROMPT,
     MAX_BANNED,
@@ -150,6 +150,7 @@ __all__ = [
     "Fault",
     "FinishReason",
     "HostCounts",
+    "InputNormArgs",
     "JitEntry",
     "JitRing",
     "JobBatch",
@@ -187,6 +188,7 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Trigger,
     TaskDesc,
     ScoreArgs,
+    InputNormArgs,
     Queue,
     JitEntry,
     JitRing,

@@ -45,6 +45,17 @@ class TaskDesc(ctypes.Structure):
     ]
 
 
+class InputNormArgs(ctypes.Structure):
+    """What a task that writes columns of the residual stream adds for the norm behind it (distmk/tasks/input_norm.py)."""
+
+    _fields_ = [
+        ("weight", c_uint64),  # f32, of the task's columns, which out_bf16 is multiplied by; 0: no such norm
+        ("squares", c_uint64),  # f32 column of every row: sums of the squares of the columns before that
+        ("squares_stride", c_uint32),  # elements
+        ("pad", c_uint32),
+    ]
+
+
 class Queue(ctypes.Structure):
     """A worker's ahead-of-time tasks: `count` descriptors from `begin`, in the order they run."""
 

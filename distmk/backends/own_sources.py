@@ -13,7 +13,7 @@ from distmk.errors import BuildError, UsageError
 from distmk.graph.task import TASK_TYPES, Task
 from distmk.program.program import RankProgram
 from distmk.tasks.abi_header import render
-from distmk.tasks.own_types import FIRST_OWN_ID, find_types
+from distmk.tasks.own_types import find_types
 
 Platform = Literal["host", "device"]  # the host twin, or GPUs and the emulator
 
@@ -71,14 +71,14 @@ def type_digests(names: Sequence[str]) -> dict[str, str]:
 
 def require_bodies(programs: Sequence[RankProgram], platform: Platform, backend: str) -> None:
     """UsageError: a task of the programs has no body for the backend."""
-    if not programs[0].own_types:
-        return
-    for program in programs:
+    absent = {cls.type_id: cls for cls in TASK_TYPES.values() if not _has_body(cls, platform)}
+    for program in programs if absent else ():
         for desc, op in zip(program.tasks, program.task_names, strict=True):
-            if desc.type >= FIRST_OWN_ID and _body(cls := TASK_TYPES[desc.type], platform) is None:
+            if cls := absent.get(desc.type):
+                advice = f"register {cls.__name__} with {platform}=FILE, or " if cls.bodies else ""
                 raise UsageError(
                     f"task {op} is of type {cls.type_name}, which has no {platform} body for the {backend} backend; "
-                    f"register {cls.__name__} with {platform}=FILE, or choose another backend"
+                    f"{advice}choose another backend"
                 )
 
 
@@ -87,6 +87,10 @@ def _check_device_body(path: Path, text: str) -> None:
         for word, why in FORBIDDEN.items():
             if word in line.partition("//")[0]:
                 raise BuildError(f"{path}:{number}: {word} {why}")
+
+
+def _has_body(cls: type[Task], platform: Platform) -> bool:
+    return _body(cls, platform) is not None if cls.bodies else cls.on_device or platform == "host"
 
 
 def _body(cls: type[Task], platform: Platform) -> Path | None:

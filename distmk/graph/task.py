@@ -184,6 +184,8 @@ class Task:
     writes_peers: ClassVar[bool] = False
     # On GPUs its body uses the memory of the pipeline, into which no task of its program may stream anything. Not generated.
     uses_pipeline: ClassVar[bool] = False
+    # It has a body for GPUs and the emulator. Of types in csrc alone; those of users' packages have `bodies`. Not generated.
+    on_device: ClassVar[bool] = True
     # A scheduler runs it, never a worker.
     runs_on_scheduler: ClassVar[bool] = False
 

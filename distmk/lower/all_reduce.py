@@ -32,12 +32,13 @@ def residual_output(
     buffers: SlabBuffers,
     write: int,
     rank: int,
+    worker: int,
     cols: Range,
     *,
     in_place: Epilogue = Epilogue.ADD,
     into: Buffer | None = None,
 ) -> ResidualOutput:
-    """Output operands for columns `cols` in write `write` of the residual stream.
+    """Output operands of `worker` for columns `cols` in write `write` of the residual stream.
 
     Without an all-reduce: the columns themselves, with epilogue `in_place`; or those of `into`, which is overwritten. Else: this
     rank's slot on every rank; across hosts, on this rank alone.
@@ -45,7 +46,11 @@ def residual_output(
     if not plan.options.all_reduces and into:
         return {"out": into.at(rank, *cols), "epilogue": Epilogue.STORE}
     if not plan.options.all_reduces:
-        return {"out": buffers.x.at(rank, *cols), "epilogue": in_place, **buffers.bf16_output(write, rank, cols)}
+        return {
+            "out": buffers.x.at(rank, *cols),
+            "epilogue": in_place,
+            **buffers.bf16_output(write, rank, worker, cols),
+        }
     if plan.options.crosses_hosts:
         return {"out": partial_sums(plan, buffers, write, rank).at(rank, *cols), "epilogue": Epilogue.STORE}
     return {"out": _block(plan, buffers, write, rank, rank, cols), "epilogue": Epilogue.PUSH}
@@ -82,7 +87,7 @@ def emit_all_reduce(
                     batch=buffers.batch.at(rank),
                     add=add and not into,
                     polls=not plan.options.crosses_hosts,
-                    **({} if into else buffers.bf16_output(write, rank, cols)),
+                    **({} if into else buffers.bf16_output(write, rank, worker, cols)),
                 )
             )
 

@@ -17,9 +17,8 @@ from distmk.tasks.attention import attention_type
 def emit_attention(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAttention) -> None:
     """x += post_norm(o(attention(q, k, v of norm(x))))."""
     qkv = qkv_product(graph, plan, op)
-    x = buffers.x_bf16.at(mlp_write(op.layer - 1))
     for rank in plan.ranks:
-        emit_columns(graph, plan, buffers, qkv, rank, x, buffers.qkv, op.layer)
+        emit_columns(graph, plan, buffers, qkv, rank, mlp_write(op.layer - 1), buffers.qkv, op.layer)
         _emit_splits(graph, plan, buffers, op, rank)
         _emit_combine(graph, plan, buffers, op, rank)
     projection = Projection(

@@ -27,7 +27,7 @@ def emit_embed(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Embedding
                     num_cols=end - begin,
                     first_token=plan.shards[rank].vocab[0],
                     num_ranks=plan.options.num_ranks,
-                    **residual_output(plan, buffers, EMBED_WRITE, rank, (begin, end), in_place=Epilogue.STORE),
+                    **residual_output(plan, buffers, EMBED_WRITE, rank, worker, (begin, end), in_place=Epilogue.STORE),
                 )
             )
     emit_all_reduce(graph, plan, buffers, "embed", EMBED_WRITE, plan.embed, add=False)

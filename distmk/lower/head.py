@@ -8,14 +8,13 @@ from collections.abc import Sequence
 
 from distmk.abi import Epilogue
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Slab
 from distmk.lower.buffers import ProgramBuffers
 from distmk.lower.plan import WorkPlan
-from distmk.lower.products import Product, head_product
+from distmk.lower.products import Product, head_product, slab_task
 from distmk.lower.sampling import emit_sampling
 from distmk.lower.slab_buffers import SlabBuffers, mlp_write
 from distmk.model.operators import Head
-from distmk.tasks import Linear, Sample
+from distmk.tasks import Sample
 from distmk.tasks.scheduling import candidates_bytes
 
 
@@ -49,19 +48,20 @@ def emit_sampled(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers, num_part
 
 def _emit_argmax(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Head, product: Product, rank: int) -> None:
     first = plan.shards[rank].vocab[0]
-    x = buffers.x_bf16.at(mlp_write(plan.config.num_layers - 1))
+    write = mlp_write(plan.config.num_layers - 1)
     for worker, (begin, end) in product.partitions[rank].by_worker():
         graph.add(
-            Linear(
-                rank=rank,
-                op=product.name,
+            slab_task(
+                plan,
+                product,
+                rank,
+                (begin, end),
                 worker=worker,
-                x=x.at(rank),
-                slab=Slab(product.weights[rank], begin, end),
+                x=buffers.x_bf16.at(write).at(rank),
+                x_squares=buffers.x_squares(plan, write, rank),
                 out=buffers.candidates.at(rank, worker * candidates_bytes(), (worker + 1) * candidates_bytes()),
                 batch=buffers.batch.at(rank),
                 epilogue=Epilogue.ARGMAX,
-                normalized=product.normalized,
                 eps=plan.config.rms_norm_eps,
                 first_token=first + begin,
                 logits=buffers.sampling.logits_of(rank, graph.num_ranks, begin, end),

@@ -25,6 +25,7 @@ from distmk.lower.products import (
     gate_up_product,
     head_norm,
     head_product,
+    input_norms,
     o_product,
     post_norms,
     qkv_product,
@@ -47,7 +48,7 @@ def emit_jobs(graph: Graph, model: Model, plan: WorkPlan, bucket: Bucket) -> Non
     emitter = _Emitter(graph, plan, declare_job_buffers(graph, plan, bucket))
     emit_scheduler_step(graph, plan, emitter.buffers)
     for op, following in itertools.zip_longest(model.operators, model.operators[1:]):
-        emitter.emit(op, normalized=_has_norm(following))
+        emitter.emit(op, following)
 
 
 def _has_norm(op: Operator | None) -> bool:
@@ -61,21 +62,21 @@ class _Emitter:
         self.graph, self.plan, self.buffers = graph, plan, buffers
         self.hidden, self.tiled, self.eps = plan.config.hidden_size, plan.options.tiled, plan.config.rms_norm_eps
 
-    def emit(self, op: Operator, *, normalized: bool) -> None:
-        """normalized: whether the operator behind it has a norm in front."""
+    def emit(self, op: Operator, following: Operator | None) -> None:
+        """following: the operator behind it."""
         buffers = self.buffers
         if isinstance(op, Embedding):
             self._embed(op)
-            self._sum("embed", 1, None, normalized=normalized, add=False)
+            self._sum("embed", 1, None, following, add=False)
         elif isinstance(op, SelfAttention):
             self._product(qkv_product(self.graph, self.plan, op), buffers.normalized, buffers.qkv)
             self._attention(op)
             self._projection(o_product(self.graph, self.plan, op), buffers.attention_out, buffers.o_splits)
-            self._sum(f"{op.name}.o", buffers.o_splits, op, normalized=normalized)
+            self._sum(f"{op.name}.o", buffers.o_splits, op, following)
         elif isinstance(op, Mlp):
             self._product(gate_up_product(self.graph, self.plan, op), buffers.normalized, buffers.mlp_hidden)
             self._projection(down_product(self.graph, self.plan, op), buffers.mlp_hidden, buffers.down_splits)
-            self._sum(f"{op.name}.down", buffers.down_splits, op, normalized=normalized)
+            self._sum(f"{op.name}.down", buffers.down_splits, op, following)
         else:
             self._head(op)
 
@@ -130,6 +131,7 @@ class _Emitter:
                     slot=self.buffers.slot_of(rank),
                     num_ranks=self.graph.num_ranks,
                     tiled=self.tiled,
+                    scale=product.scale,
                 )
             )
 
@@ -179,10 +181,19 @@ class _Emitter:
         )
 
     def _sum(
-        self, name: str, num_splits: int, op: SelfAttention | Mlp | None, *, normalized: bool, add: bool = True
+        self,
+        name: str,
+        num_splits: int,
+        op: SelfAttention | Mlp | None,
+        following: Operator | None,
+        *,
+        add: bool = True,
     ) -> None:
-        """The parts of the rows that each rank owns into the residual stream, and these rows, normalized or not, to all ranks."""
+        """The parts of the rows that each rank owns into the residual stream, and these rows, as the operator behind them takes
+        them, to all ranks.
+        """
         norms = post_norms(self.graph, self.plan, op) if op else (None,) * self.graph.num_ranks
+        input_norm = input_norms(self.graph, self.plan, following)
         for rank, post_norm in enumerate(norms):
             self.graph.add(
                 ReduceRows(
@@ -198,7 +209,8 @@ class _Emitter:
                     tiled=self.tiled,
                     eps=self.eps,
                     post_norm=post_norm,
-                    normalized=normalized,
+                    normalized=_has_norm(following),
+                    input_norm=input_norm[rank],
                 )
             )
 
@@ -239,6 +251,7 @@ class _Emitter:
                 tiled=self.tiled,
                 rows=RowSet.SAMPLED,
                 softcap=op.softcap or 0.0,
+                scale=product.scale,
             )
         )
         out = buffers.candidates.at(rank)

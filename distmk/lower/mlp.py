@@ -14,9 +14,8 @@ from distmk.model.operators import Mlp
 def emit_mlp(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Mlp) -> None:
     """x += post_norm(down(activation(gate(norm(x))) * up(norm(x))))."""
     gate_up = gate_up_product(graph, plan, op)
-    x = buffers.x_bf16.at(attention_write(op.layer))
     for rank in plan.ranks:
-        emit_columns(graph, plan, buffers, gate_up, rank, x, buffers.mlp_hidden, op.layer)
+        emit_columns(graph, plan, buffers, gate_up, rank, attention_write(op.layer), buffers.mlp_hidden, op.layer)
     down = down_product(graph, plan, op)
     hidden = buffers.mlp_hidden.at(op.layer)
     emit_row_parallel(graph, plan, buffers, Projection(down, op, mlp_write(op.layer), hidden))

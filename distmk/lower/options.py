@@ -47,6 +47,8 @@ class DecodeOptions:
         alone, and a sequence is cut into splits of `fixed_split_len` positions.
     keep_logits: store the logits of all sampled rows, not only of those that need them to be sampled.
     tiled: pack matrices in the tiles that a GPU streams.
+    folds_factors: multiply norm weights and scales into the matrices when these are loaded. Else tasks multiply activations and
+        sums by them, for weights that cannot take a factor per column; this form is for the host twin alone, so not `tiled`.
     attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread": attention
         is in the list of every worker, which takes its share.
     num_reserved: with several ranks, workers without rows of qkv and o, reserved for a single decode row's attention.
@@ -71,6 +73,7 @@ class DecodeOptions:
     deterministic: bool = False
     keep_logits: bool = False
     tiled: bool = False
+    folds_factors: bool = True
     attention_launch: Literal["massive", "spread"] = "massive"
     num_reserved: int | None = None
     loopback: bool = False
@@ -97,6 +100,11 @@ class DecodeOptions:
             )
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
+        if self.tiled and not self.folds_factors:
+            raise UsageError(
+                "folds_factors is False, but GPUs and the emulator multiply matrices with their factors folded in; "
+                "choose the host backend"
+            )
         host_ranks(self.host_sizes, self.num_ranks)  # raises if they do not fit together
         self._check_row_buckets()
 

@@ -15,7 +15,7 @@ from distmk.lower.options import DecodeOptions
 from distmk.lower.rotating import Rotation
 from distmk.lower.worker_roles import WorkerRoles, assign_roles
 from distmk.model.config import ModelConfig
-from distmk.model.operators import Model, SelfAttention
+from distmk.model.operators import Model, Operator, SelfAttention
 from distmk.model.shards import Shard, shard_model
 from distmk.tasks import AttentionShape
 from distmk.tasks.splits import ANY_LENGTH, has_fused_combine
@@ -32,6 +32,7 @@ class WorkPlan:
         differs from layer to layer (`shape_of`).
     windows: positions that a row of each layer sees; ANY_LENGTH where sequences are not longer.
     rope_tables: names of the rotary tables that layers use.
+    readers: the operator behind each write of the residual stream, in order.
     has_post_norms: some operator normalizes what it adds to the residual stream.
     fuses_combine: the o projection combines the splits of a single decode row, which saves a hop.
     residual_rotation: of the bf16 residual stream.
@@ -53,6 +54,7 @@ class WorkPlan:
     shapes: tuple[AttentionShape, ...]
     windows: tuple[int, ...]
     rope_tables: tuple[str, ...]
+    readers: tuple[Operator, ...]
     has_post_norms: bool
     fuses_combine: bool
     residual_rotation: Rotation
@@ -118,6 +120,7 @@ def plan_work(model: Model, options: DecodeOptions) -> WorkPlan:
         shapes=shapes,
         windows=windows,
         rope_tables=model.rope_tables,
+        readers=model.operators[1:],
         has_post_norms=model.has_post_norms,
         fuses_combine=fuses_combine,
         residual_rotation=Rotation(1 + 2 * config.num_layers, lag=2, spare=1),
@@ -165,9 +168,10 @@ def _fuses_combine(
     config: ModelConfig, options: DecodeOptions, shapes: tuple[AttentionShape, ...], windows: tuple[int, ...]
 ) -> bool:
     """Whether every task of the o projection combines a single row's splits for itself: the row must fit, in whole blocks,
-    and its partials must rotate between layers of one window. Never with `deterministic`, as a row beside others is not.
+    and its partials must rotate between layers of one window. Never with `deterministic`, as a row beside others is not, nor
+    without `folds_factors`, as those tasks cannot.
     """
-    if options.deterministic:
+    if options.deterministic or not options.folds_factors:
         return False
     fits = all(shape.num_q * shape.head_dim <= MAX_FUSED_COMBINE_COLS for shape in shapes)
     rotates = all(windows.count(window) > 1 for window in windows)
@@ -180,9 +184,10 @@ def _num_polling(
     """Workers of a rank that may poll: those with tasks of every matrix of a layer.
 
     What such a worker waited for two operators ago implies that the buffers it polls have been reset, and that nobody reads
-    what it resets any more. With dispatched attention no task starts before its waits are met, so none polls.
+    what it resets any more. With dispatched attention no task starts before its waits are met, so none polls; nor does one
+    that has the factors that its matrix does not have.
     """
-    if not options.spreads_attention:
+    if not options.spreads_attention or not options.folds_factors:
         return 0
     return min(_qkv(config, options, shape).num_tasks, mlp.num_tasks, down.num_tasks)
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from distmk.abi import Epilogue
 from distmk.graph.graph import Graph
 from distmk.graph.partition import Partition
-from distmk.graph.regions import Segment, Slab, Tiling, Weight, WeightKind
+from distmk.graph.regions import Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.lower.plan import WorkPlan
 from distmk.model.nn import ACTIVATIONS
 from distmk.model.nodes import Matrix
-from distmk.model.operators import Embedding, Head, Mlp, SelfAttention
+from distmk.model.operators import Embedding, Head, Mlp, Operator, SelfAttention
 from distmk.model.rope import rotation_order
 from distmk.model.shards import Range
+from distmk.tasks import Linear, ScaledLinear
 
 Rows = list[tuple[Matrix, Range]]
 
@@ -26,7 +28,8 @@ Rows = list[tuple[Matrix, Range]]
 class Product:
     """epilogue(x @ weight.T + bias), or that of x / rms(x) where `normalized`, on each rank with a matrix of its own.
 
-    Tuples are by rank. biases: f32, None without one. partitions: rows of the matrix, by slab.
+    Tuples are by rank. biases: f32, None without one. partitions: rows of the matrix, by slab. scale: a factor of x @ weight.T
+    that the matrix does not have, while the bias has it.
     """
 
     name: str
@@ -35,19 +38,31 @@ class Product:
     partitions: tuple[Partition, ...]
     epilogue: Epilogue = Epilogue.STORE
     normalized: bool = False
-
-    def bias_rows(self, rank: int, begin: int, end: int) -> Slab | None:
-        """The biases of rows [begin, end) of a rank's matrix; None without any."""
-        bias = self.biases[rank]
-        return bias and Slab(bias.weight, begin, end)
+    scale: float = 1.0
 
     def whole(self, rank: int) -> Slab:
         """All rows of a rank's matrix."""
         return Slab(self.weights[rank], 0, self.weights[rank].rows)
 
 
+def slab_task(
+    plan: WorkPlan, product: Product, rank: int, rows: Range, *, x_squares: Region | None = None, **operands: Any
+) -> Linear:
+    """The task of a slab, `rows` of a rank's matrix. x_squares: of x, if the matrix does not have its norm's weight."""
+    bias = product.biases[rank]
+    operands |= {
+        "rank": rank,
+        "op": product.name,
+        "slab": Slab(product.weights[rank], *rows),
+        "bias": bias and Slab(bias.weight, *rows),
+    }
+    if plan.options.folds_factors:
+        return Linear(**operands, normalized=product.normalized)
+    return ScaledLinear(**operands, scale=product.scale, x_squares=x_squares)
+
+
 def embedding_tables(graph: Graph, plan: WorkPlan, op: Embedding) -> tuple[Slab, ...]:
-    """Each rank's rows of the embedding, times its scale."""
+    """Each rank's rows of the embedding, times its scale, whatever the plan folds: a table is looked up, and never packed."""
     hidden = plan.config.hidden_size
     return tuple(
         Slab(
@@ -93,15 +108,21 @@ def head_product(graph: Graph, plan: WorkPlan, op: Head) -> Product:
     weights = tuple(
         _matrix(graph, plan, "head", rank, rows[rank], plan.head[rank], op, scale=op.scale) for rank in plan.ranks
     )
-    return Product("head", weights, (None,) * len(weights), plan.head, normalized=True)
+    return Product(
+        "head", weights, (None,) * len(weights), plan.head, normalized=True, scale=_scale_left(plan, op.scale)
+    )
 
 
 def post_norms(graph: Graph, plan: WorkPlan, op: SelfAttention | Mlp) -> tuple[Slab | None, ...]:
     """The weight of the norm behind an operator's projection, on each rank; None without one."""
-    segment = Segment(f"{op.post_norm}.weight", 0, plan.config.hidden_size)
-    return tuple(
-        _vector(graph, rank, [segment], offset=op.norm_offset) if op.post_norm else None for rank in plan.ranks
-    )
+    return _norms(graph, plan, op.post_norm, op.norm_offset)
+
+
+def input_norms(graph: Graph, plan: WorkPlan, op: Operator | None) -> tuple[Slab | None, ...]:
+    """The weight of the norm in front of an operator, on each rank; None without one, or where its matrices have it."""
+    if plan.options.folds_factors or op is None or isinstance(op, Embedding):
+        return (None,) * len(plan.ranks)
+    return _norms(graph, plan, op.norm, op.norm_offset)
 
 
 def head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None, offset: float) -> Slab | None:
@@ -144,7 +165,19 @@ def _row_parallel(
         of_rows = [_segment(matrix, "bias", hidden)]
         has_bias = matrix.bias and rank == 0
         biases.append(_vector(graph, rank, of_rows, scale=matrix.scale) if has_bias else None)
-    return Product(name, tuple(weights), tuple(biases), (partition,) * len(weights))
+    partitions = (partition,) * len(weights)
+    return Product(name, tuple(weights), tuple(biases), partitions, scale=_scale_left(plan, matrix.scale))
+
+
+def _scale_left(plan: WorkPlan, scale: float) -> float:
+    """The part of a matrix' scale that is not folded into it."""
+    return 1.0 if plan.options.folds_factors else scale
+
+
+def _norms(graph: Graph, plan: WorkPlan, norm: str | None, offset: float) -> tuple[Slab | None, ...]:
+    """The weight of a norm of the residual stream, on each rank; None without one."""
+    segments = [Segment(f"{norm}.weight", 0, plan.config.hidden_size)]
+    return tuple(_vector(graph, rank, segments, offset=offset) if norm else None for rank in plan.ranks)
 
 
 def _matrix(
@@ -160,8 +193,13 @@ def _matrix(
     paired: bool = False,
     scale: float = 1.0,
 ) -> Weight:
-    """A matrix of one rank, times `scale`. op: its norm's weight scales the columns. cols: of the checkpoint's; None: all."""
+    """A matrix of one rank. cols: of the checkpoint's; None: all.
+
+    Where the plan folds factors, it is multiplied by `scale`, and its columns by the weight of the norm of `op`.
+    """
     begin, end = cols or (0, plan.config.hidden_size)
+    folds = plan.options.folds_factors
+    norm = op.norm if op and folds else None
     return graph.weight(
         name,
         rank,
@@ -170,9 +208,9 @@ def _matrix(
         WeightKind.MATRIX,
         begin,
         tiling=Tiling(partition.ranges, paired) if plan.options.tiled else None,
-        col_scale=f"{op.norm}.weight" if op and op.norm else None,
-        offset=op.norm_offset if op else 0.0,
-        scale=scale,
+        col_scale=f"{norm}.weight" if norm else None,
+        offset=op.norm_offset if op and folds else 0.0,
+        scale=scale if folds else 1.0,
     )
 
 

@@ -8,10 +8,10 @@ from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Slab
 from distmk.lower.all_reduce import emit_all_reduce, residual_output
 from distmk.lower.plan import WorkPlan
-from distmk.lower.products import Product, post_norms
+from distmk.lower.products import Product, post_norms, slab_task
 from distmk.lower.slab_buffers import SlabBuffers
 from distmk.model.operators import Mlp, SelfAttention
-from distmk.tasks import AttentionShape, Linear, PostNorm
+from distmk.tasks import AttentionShape, PostNorm
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,23 @@ def _sums_of(buffers: SlabBuffers, projection: Projection) -> Buffer | None:
 def _emit_linear(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projection: Projection, rank: int) -> None:
     partials, product = projection.fused_partials, projection.product
     shape = projection.shapes[rank] if partials else None
-    weight, into = product.weights[rank], _sums_of(buffers, projection)
-    for worker, (begin, end) in product.partitions[rank].by_worker():
+    num_cols, into = product.weights[rank].cols, _sums_of(buffers, projection)
+    for worker, rows in product.partitions[rank].by_worker():
         graph.add(
-            Linear(
-                rank=rank,
-                op=product.name,
+            slab_task(
+                plan,
+                product,
+                rank,
+                rows,
                 worker=worker,
-                x=projection.x.at(rank, 0, weight.cols),
-                slab=Slab(weight, begin, end),
+                x=projection.x.at(rank, 0, num_cols),
                 batch=buffers.batch.at(rank),
-                bias=product.bias_rows(rank, begin, end),
                 num_ranks=plan.options.num_ranks,
                 # Before its waits are met, the last y may still be read.
                 polls=projection.x.lamport and plan.may_poll(rank, worker) and not into,
                 fused_partials=partials.at(rank, 0, shape.fused_partial_cols) if partials and shape else None,
                 shape=shape,
-                **residual_output(plan, buffers, projection.write, rank, (begin, end), into=into),
+                **residual_output(plan, buffers, projection.write, rank, worker, rows, into=into),
             )
         )
 
@@ -89,6 +89,6 @@ def _emit_post_norm(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projecti
                     batch=buffers.batch.at(rank),
                     col_begin=begin,
                     eps=plan.config.rms_norm_eps,
-                    **buffers.bf16_output(projection.write, rank, (begin, end)),
+                    **buffers.bf16_output(projection.write, rank, worker, (begin, end)),
                 )
             )

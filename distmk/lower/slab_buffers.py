@@ -7,11 +7,12 @@ from typing import TypedDict
 
 from distmk.abi import MAX_ROWS, Space
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Buffer, Region
+from distmk.graph.regions import Buffer, Region, Slab
 from distmk.lower.buffers import ProgramBuffers, declare_buffers
 from distmk.lower.options import Bucket
 from distmk.lower.partials import AttentionPartials, declare_partials
 from distmk.lower.plan import WorkPlan
+from distmk.lower.products import input_norms
 from distmk.lower.rotating import RotatingBuffers, Rotation
 from distmk.model.shards import Range
 
@@ -29,10 +30,14 @@ def mlp_write(layer: int) -> int:
 
 
 class Bf16Output(TypedDict, total=False):
-    """Operands of a task that writes columns of the residual stream: their bf16 copy, and the columns that it resets."""
+    """Operands of a task that writes columns of the residual stream: their bf16 copy, and the columns that it resets; for a
+    matrix that does not have the weight of its norm, that and where the columns' sums of squares go.
+    """
 
     out_bf16: Region
     reset: Region | None
+    input_norm: Slab | None
+    squares: Region | None
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,9 @@ class SlabBuffers(ProgramBuffers):
     Activations are [MAX_ROWS, columns]; a row is a token of the iteration.
 
     x: f32 [MAX_ROWS, hidden_size], the residual stream.
-    x_bf16: the same in bf16, by write of the residual stream.
+    x_bf16: the same in bf16, by write of the residual stream; times `input_norms` where there are some.
+    input_norms: the weight of the norm behind each write on each rank, if it is not in the columns of a matrix.
+    squares: f32 [MAX_ROWS, worker], the sums of squares of the columns of x that each worker wrote last.
     y: f32 [MAX_ROWS, hidden_size], what a post-norm normalizes; None: the model has none.
     qkv: f32 [MAX_ROWS, q, k and v columns of a rank], by layer.
     partials: attention's partial results, by layer.
@@ -67,6 +74,8 @@ class SlabBuffers(ProgramBuffers):
 
     x: Buffer
     x_bf16: RotatingBuffers
+    input_norms: tuple[tuple[Slab | None, ...], ...]
+    squares: Buffer | None
     y: Buffer | None
     qkv: RotatingBuffers
     partials: tuple[AttentionPartials, ...]
@@ -84,12 +93,22 @@ class SlabBuffers(ProgramBuffers):
         """The same of an all-reduce across hosts."""
         return self.host_slots[_slots_index(write)]
 
-    def bf16_output(self, write: int, rank: int, cols: Range) -> Bf16Output:
-        """The bf16 copy of columns `cols` that write `write` of the residual stream makes, and the columns that it resets."""
-        return {
+    def bf16_output(self, write: int, rank: int, worker: int, cols: Range) -> Bf16Output:
+        """The bf16 copy of columns `cols` that `worker` makes in write `write` of the residual stream, and what goes with it."""
+        output: Bf16Output = {
             "out_bf16": self.x_bf16.at(write).at(rank, *cols),
             "reset": self.x_bf16.reset_at(write, rank, *cols),
         }
+        if self.squares and (norm := self.input_norms[write][rank]):
+            output |= {"input_norm": Slab(norm.weight, *cols), "squares": self.squares.at(rank, worker, worker + 1)}
+        return output
+
+    def x_squares(self, plan: WorkPlan, write: int, rank: int) -> Region | None:
+        """The sums of squares that the tasks of a write leave; None: there is no norm, or its weight is in a matrix."""
+        if not self.squares or not self.input_norms[write][rank]:
+            return None
+        cols = plan.embed if write == EMBED_WRITE else plan.o if write % 2 == attention_write(0) % 2 else plan.down
+        return self.squares.at(rank, cols.first_worker, cols.first_worker + cols.num_tasks)
 
 
 def _slots_index(write: int) -> int:
@@ -111,6 +130,8 @@ def declare_slab_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> SlabBu
         **vars(declare_buffers(graph, plan, bucket)),
         x=graph.buffer("x", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL),
         x_bf16=_rows(graph, "x_bf16", config.hidden_size, plan.residual_rotation),
+        input_norms=tuple(input_norms(graph, plan, op) for op in plan.readers),
+        squares=None if plan.options.folds_factors else _squares(graph),
         y=graph.buffer("y", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL) if plan.has_post_norms else None,
         qkv=_rows(graph, "qkv", max(shape.qkv_cols for shape in shapes), per_layer, "f32"),
         partials=declare_partials(graph, plan),
@@ -136,6 +157,10 @@ def _host_slots(graph: Graph, plan: WorkPlan, index: int) -> HostSlots:
         hosts=tuple(declare(f"sum_of_host{host}") for host in range(len(hosts))),
         total=declare("sum_of_hosts"),
     )
+
+
+def _squares(graph: Graph) -> Buffer:
+    return graph.buffer("squares", graph.num_workers, rows=MAX_ROWS, space=Space.LOCAL)
 
 
 def _rows(graph: Graph, name: str, cols: int, rotation: Rotation, dtype: str = "bf16") -> RotatingBuffers:

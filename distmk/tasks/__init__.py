@@ -37,6 +37,7 @@ from distmk.tasks.post_norm import PostNorm
 from distmk.tasks.residual_rows import EmbedRows, ReduceRows
 from distmk.tasks.sampled_rows import ArgmaxRows, SelectRows
 from distmk.tasks.sampling import CountTokens, SampleRow, SendLogits
+from distmk.tasks.scaled_linear import ScaledLinear
 from distmk.tasks.scheduling import Sample, SchedulerStep
 from distmk.tasks.splits import AttentionShape
 
@@ -67,6 +68,7 @@ __all__ = [
     "Region",
     "Sample",
     "SampleRow",
+    "ScaledLinear",
     "SchedulerStep",
     "SelectRows",
     "SendLogits",

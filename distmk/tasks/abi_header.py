@@ -183,7 +183,9 @@ def _body(own: Types, absent: Types = (), *, is_documented: bool = False) -> lis
     members = ", ".join(f"{task.type_name.upper()} = {task.type_id}" for task in types)
     lines += [f"enum class TaskType : uint16_t {{ {members} }};", "", *_traits(there)]
     lines.append("// X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).")
-    lines += _x_macro("DISTMK_TASK_TYPES", there)
+    lines += ["#if defined(__CUDACC__) || defined(DISTMK_EMULATED)"]
+    lines += _x_macro("DISTMK_TASK_TYPES", [task for task in there if task.on_device])
+    lines += ["#else", *_x_macro("DISTMK_TASK_TYPES", there), "#endif"]
     lines.append("// The same of types with a trait; of hot ones with a single variant and with several, by code path.")
     for trait in (*FLAGS, "completes_early"):
         lines += _x_macro(f"DISTMK_TASK_TYPES_{trait.upper()}", [task for task in there if getattr(task, trait)])

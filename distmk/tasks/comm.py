@@ -9,9 +9,9 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_ROWS, N_TILE
+from distmk.abi import MAX_ROWS, N_TILE, InputNormArgs
 from distmk.errors import UsageError
-from distmk.graph.regions import ITEM_BYTES, Region
+from distmk.graph.regions import ITEM_BYTES, Region, Slab
 from distmk.graph.task import (
     Access,
     EarlyCompletion,
@@ -27,6 +27,7 @@ from distmk.graph.task import (
     vector_accesses,
 )
 from distmk.tasks.elementwise import check_same_cols
+from distmk.tasks.input_norm import encode_input_norm, input_norm_accesses
 
 
 class PutArgs(ctypes.Structure):
@@ -110,6 +111,7 @@ class SumArgs(ctypes.Structure):
         ("polls", c_uint32),  # 1: poll the blocks, and reset them
         ("block_gap", c_uint32),  # elements between the rows of a block
         ("pad", c_uint32),
+        ("input_norm", InputNormArgs),  # host only
     ]
 
 
@@ -120,7 +122,7 @@ class Sum(Task):
 
     A block is f32 [rows, columns of dst] without gaps, in a buffer of one row, as Epilogue.PUSH writes it; or columns of every
     row. Blocks are equally spaced. dst: f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that
-    multiply them. reset: see `Linear`.
+    multiply them. reset: see `Linear`. input_norm, squares: see `ScaledLinear`.
 
     polls: the blocks are in a Lamport buffer (`Buffer.lamport`). The task polls for elements that are not zero before its waits
     are met, and resets them. PUSH writes a zero as the negative one, which adds up the same. Each block is pushed by one task
@@ -134,6 +136,8 @@ class Sum(Task):
     batch: Region | None = None
     add: bool = False
     polls: bool = False
+    input_norm: Slab | None = None
+    squares: Region | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = SumArgs
     polls_inputs: ClassVar[bool] = True
@@ -142,7 +146,7 @@ class Sum(Task):
     hot_variants: ClassVar[int] = 1
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"blocks": "f32", "dst": "f32", "out_bf16": "bf16", "reset": "bf16"}
+        return {"blocks": "f32", "dst": "f32", "out_bf16": "bf16", "reset": "bf16", "squares": "f32"}
 
     def reads(self) -> Iterable[Region]:
         yield from self.blocks
@@ -152,13 +156,16 @@ class Sum(Task):
             yield self.batch
 
     def writes(self) -> Iterable[Region]:
-        yield from filter(None, (self.dst, self.out_bf16, self.reset))
+        yield from filter(None, (self.dst, self.out_bf16, self.reset, self.squares))
         if self.polls:
             yield from self.blocks
 
     def derived(self, layout: Layout) -> dict[str, Any]:
         buffer, begins = (self.blocks[0].buffer, [layout.operand(block) for block in self.blocks])
         strides = {after - before for before, after in itertools.pairwise(begins)} or {0}
+        shapes = {(block.buffer.rows, block.buffer.cols) for block in self.blocks}
+        if len(strides) > 1 or (len(shapes) > 1 and buffer.rows > 1):
+            raise UsageError(f"task {self.op}: its blocks must have the same shape and be equally spaced in memory")
         return {
             "blocks": begins[0],
             "block_stride": strides.pop(),
@@ -167,10 +174,11 @@ class Sum(Task):
             "dst_stride": self.dst.buffer.cols,
             "out_bf16_stride": self.out_bf16.buffer.cols if self.out_bf16 else 0,
             "block_gap": buffer.cols - self.dst.cols if buffer.rows > 1 else 0,
+            "input_norm": encode_input_norm(layout, self.input_norm, self.squares),
         }
 
     def oracle(self, values: Values) -> Mapping[Region, Any]:
-        if self.batch or self.polls or self.reset:
+        if self.batch or self.polls or self.reset or self.squares:
             return super().oracle(values)
         total = values[self.dst] if self.add else 0
         for block in self.blocks:
@@ -196,6 +204,7 @@ class Sum(Task):
             found.append(dst._replace(write=False, early=bool(args.polls)))
         if args.out_bf16:
             found += vector_accesses(rank, args.out_bf16, args.reset, args.num, rows, args.out_bf16_stride)
+        found += input_norm_accesses(args, rank, args.num)
         if args.batch:
             found.append(batch_access(rank, args.batch))
         return found

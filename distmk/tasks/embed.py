@@ -8,9 +8,10 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import Epilogue
+from distmk.abi import Epilogue, InputNormArgs
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Layout, Task, batch_access, require, task_type, weight_access
+from distmk.tasks.input_norm import encode_input_norm, input_norm_accesses
 from distmk.tasks.linear import check_epilogue, output_accesses
 
 
@@ -29,6 +30,7 @@ class EmbedArgs(ctypes.Structure):
         ("first_token", c_uint32),
         ("last_token", c_uint32),
         ("epilogue", c_uint32),  # STORE or PUSH
+        ("input_norm", InputNormArgs),  # host only
     ]
 
 
@@ -39,7 +41,7 @@ class Embed(Task):
 
     table: bf16 [tokens of this rank, k]. Rows with a token of another rank are zero, so that the sum over ranks is the lookup.
     out: f32 columns of every row (STORE), or an f32 [rows, num_cols] block in every rank's slot (PUSH). out_bf16, reset: see
-    `Linear`.
+    `Linear`. input_norm, squares: see `ScaledLinear`.
     """
 
     table: Slab = None  # type: ignore[assignment]
@@ -52,12 +54,14 @@ class Embed(Task):
     first_token: int = 0
     epilogue: Epilogue = Epilogue.STORE
     num_ranks: int = 1
+    input_norm: Slab | None = None
+    squares: Region | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = EmbedArgs
     resets_rows: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"out": "f32", "out_bf16": "bf16", "reset": "bf16", "batch": None}
+        return {"out": "f32", "out_bf16": "bf16", "reset": "bf16", "batch": None, "squares": "f32"}
 
     def reads(self) -> Iterable[Region]:
         return (self.batch,)
@@ -65,7 +69,7 @@ class Embed(Task):
     def writes(self) -> Iterable[Region]:
         if self.epilogue is Epilogue.PUSH:
             return [self.out.on(rank) for rank in range(self.num_ranks)]
-        return filter(None, (self.out, self.out_bf16, self.reset))
+        return filter(None, (self.out, self.out_bf16, self.reset, self.squares))
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         return EmbedArgs(
@@ -82,6 +86,7 @@ class Embed(Task):
             first_token=self.first_token,
             last_token=self.first_token + self.table.rows,
             epilogue=int(self.epilogue),
+            input_norm=encode_input_norm(layout, self.input_norm, self.squares),
         )
 
     @classmethod
@@ -92,4 +97,5 @@ class Embed(Task):
         require(bool(args.out_bf16 or not args.reset), "there is no out_bf16 to reset")
         num_tokens = args.last_token - args.first_token
         found = [weight_access(rank, args.table, args.k, num_tokens), batch_access(rank, args.batch)]
+        found += input_norm_accesses(args, rank, args.n)
         return found + output_accesses(args, rank, num_ranks, args.n)

@@ -210,36 +210,39 @@ class Linear(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        _check_linear(args)
-        rows, halves = rows_of(args.batch), 2 if args.epilogue in GATED else 1
-        x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
-        found = [
-            x._replace(early=bool(args.polls)),
-            weight_access(rank, args.weight, args.k_pitch, args.n * halves),
-        ]
-        if args.epilogue == Epilogue.ADD:
-            old = f32_access(False, rank, args.out, args.n, rows, args.out_stride)
-            found.append(old._replace(early=bool(args.polls)))
-        if args.fused_partials:
-            fused_partials = access(
-                False,
-                rank,
-                args.fused_partials,
-                fused_partial_bytes(args, args.k // args.head_dim),
-                align_bytes=16,
-                content=splits_content("fused partials", args),
-            )
-            found.append(fused_partials._replace(early=bool(args.polls)))
-        if args.bias:
-            found.append(constant_access(rank, args.bias, 4, args.n * halves))
-        if args.batch:
-            found.append(batch_access(rank, args.batch))
-        if args.epilogue == Epilogue.ARGMAX:
-            found.append(access(True, rank, args.out, ctypes.sizeof(Candidate) * MAX_ROWS))
-            if args.logits:
-                found.append(f32_access(True, rank, args.logits, args.n, rows, args.logits_stride))
+        _check_polls(args)
+        found = product_accesses(args, rank, num_ranks)
+        if not args.fused_partials:
             return found
-        return found + output_accesses(args, rank, num_ranks, args.n)
+        fused_partials = access(
+            False,
+            rank,
+            args.fused_partials,
+            fused_partial_bytes(args, args.k // args.head_dim),
+            align_bytes=16,
+            content=splits_content("fused partials", args),
+        )
+        return [*found, fused_partials._replace(early=bool(args.polls))]
+
+
+def product_accesses(args: Any, rank: int, num_ranks: int) -> list[Access]:
+    """Operands and results, of a task that polls or has no field for that."""
+    _check_linear(args)
+    rows, halves, polls = rows_of(args.batch), 2 if args.epilogue in GATED else 1, bool(getattr(args, "polls", False))
+    x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
+    found = [x._replace(early=polls), weight_access(rank, args.weight, args.k_pitch, args.n * halves)]
+    if args.epilogue == Epilogue.ADD:
+        found.append(f32_access(False, rank, args.out, args.n, rows, args.out_stride)._replace(early=polls))
+    if args.bias:
+        found.append(constant_access(rank, args.bias, 4, args.n * halves))
+    if args.batch:
+        found.append(batch_access(rank, args.batch))
+    if args.epilogue == Epilogue.ARGMAX:
+        found.append(access(True, rank, args.out, ctypes.sizeof(Candidate) * MAX_ROWS))
+        if args.logits:
+            found.append(f32_access(True, rank, args.logits, args.n, rows, args.logits_stride))
+        return found
+    return found + output_accesses(args, rank, num_ranks, args.n)
 
 
 def check_epilogue(args: Any) -> None:
@@ -253,9 +256,13 @@ def _check_linear(args: Any) -> None:
     require(args.epilogue in EPILOGUES, "the epilogue is not one of a linear task")
     require(args.epilogue == Epilogue.ARGMAX or not (args.logits or args.softcap), "the epilogue has no logits")
     require(0 <= args.softcap < math.inf, "softcap is no limit")
-    require(args.normalized <= 1 and args.polls <= 1 and args.keeps_logits <= 1, "a flag is neither 0 nor 1")
+    require(args.keeps_logits <= 1, "a flag is neither 0 nor 1")
     require(args.k_pitch in (args.k, padded_cols(args.k)), "rows of the weight are not of k columns")
     require(args.x not in (args.out, args.out_bf16, args.reset), "x is an output")
+
+
+def _check_polls(args: Any) -> None:
+    require(args.normalized <= 1 and args.polls <= 1, "a flag is neither 0 nor 1")
     if args.fused_partials:
         require(
             args.batch != 0 and args.epilogue != Epilogue.ARGMAX, "a fused combine without a batch, or before ARGMAX"

@@ -40,7 +40,7 @@ class LinearJobsArgs(ctypes.Structure):
         ("tiled", c_uint32),
         ("sampled", c_uint32),  # sampled rows at most, if x has no others; 0: x has all rows
         ("softcap", c_float),  # LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
-        ("pad", c_uint32),
+        ("scale", c_float),  # of x @ weight.T, host only; 0: none
     ]
 
 
@@ -57,7 +57,7 @@ class LinearJobs(JobTask):
     out_stride].
     PARTS: f32 [owned_rows(num_ranks), slots * num_rows]: split s of the sum over k goes to columns [(slot + s) * num_rows, ...)
     of the row's owner. Of n rows and R ranks, rank r owns rows [r * ceil(n / R), ...), in its buffer's rows from 0 on.
-    softcap: see `Linear`.
+    softcap: see `Linear`. scale: a factor of x @ slab.T that the matrix does not have, on the host twin.
     """
 
     x: Region = None  # type: ignore[assignment]
@@ -71,6 +71,7 @@ class LinearJobs(JobTask):
     num_ranks: int = 1
     tiled: bool = False
     softcap: float = 0.0
+    scale: float = 1.0
 
     Args: ClassVar[type[ctypes.Structure]] = LinearJobsArgs
     prepares: ClassVar[bool] = True
@@ -116,6 +117,7 @@ class LinearJobs(JobTask):
             tiled=int(self.tiled),
             sampled=self.out.buffer.rows if self.rows is RowSet.SAMPLED else 0,
             softcap=self.softcap,
+            scale=self.scale if self.scale != 1.0 else 0.0,
         )
 
     @classmethod
@@ -156,6 +158,7 @@ def _check_linear_jobs(args: Any) -> None:
         check_num_rows(args.sampled)
     require(not args.softcap or args.epilogue == Epilogue.LOGITS, "the epilogue has no logits")
     require(0 <= args.softcap < math.inf, "softcap is no limit")
+    require(math.isfinite(args.scale) and not (args.scale and args.tiled), "scale is no factor of the host twin")
     require(bool(args.sampled) == (args.epilogue == Epilogue.LOGITS), "logits are those of the sampled rows")
     require(1 <= args.num_splits <= MAX_K_SPLITS, "num_splits is out of range")
     require(args.num_splits == 1 or args.epilogue == Epilogue.PARTS, "the epilogue has no splits")

@@ -8,6 +8,7 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from distmk.abi import InputNormArgs
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import (
     Access,
@@ -21,6 +22,7 @@ from distmk.graph.task import (
     task_type,
     vector_accesses,
 )
+from distmk.tasks.input_norm import encode_input_norm, input_norm_accesses
 
 
 class PostNormArgs(ctypes.Structure):
@@ -39,6 +41,7 @@ class PostNormArgs(ctypes.Structure):
         ("out_bf16_stride", c_uint32),
         ("eps", c_float),
         ("pad", c_uint32),
+        ("input_norm", InputNormArgs),  # host only
     ]
 
 
@@ -49,6 +52,7 @@ class PostNorm(Task):
 
     y: f32 [rows, k], whole rows, of which every task takes the root mean square for itself. weight: f32, of the task's columns.
     x: f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that multiply them. reset: see `Linear`.
+    input_norm, squares: see `ScaledLinear`.
     """
 
     y: Region = None  # type: ignore[assignment]
@@ -59,18 +63,20 @@ class PostNorm(Task):
     batch: Region | None = None
     col_begin: int = 0
     eps: float = 0.0
+    input_norm: Slab | None = None
+    squares: Region | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = PostNormArgs
     resets_rows: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"y": "f32", "x": "f32", "out_bf16": "bf16", "reset": "bf16"}
+        return {"y": "f32", "x": "f32", "out_bf16": "bf16", "reset": "bf16", "squares": "f32"}
 
     def reads(self) -> Iterable[Region]:
         return filter(None, (self.y, self.x, self.batch))
 
     def writes(self) -> Iterable[Region]:
-        return filter(None, (self.x, self.out_bf16, self.reset))
+        return filter(None, (self.x, self.out_bf16, self.reset, self.squares))
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         return PostNormArgs(
@@ -87,6 +93,7 @@ class PostNorm(Task):
             x_stride=self.x.buffer.cols,
             out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
             eps=self.eps,
+            input_norm=encode_input_norm(layout, self.input_norm, self.squares),
         )
 
     @classmethod
@@ -101,6 +108,7 @@ class PostNorm(Task):
             constant_access(rank, args.weight, 4, args.n),
             x,
             x._replace(write=False),
+            *input_norm_accesses(args, rank, args.n),
         ]
         if args.out_bf16:
             found += vector_accesses(rank, args.out_bf16, args.reset, args.n, rows, args.out_bf16_stride)

@@ -89,6 +89,7 @@ class ReduceRowsArgs(ctypes.Structure):
         ("post_norm", c_uint64),  # f32 [k]; 0: none
         ("unnormalized", c_uint32),  # 1: out is x itself
         ("pad", c_uint32),
+        ("input_norm", c_uint64),  # f32 [k], host only; 0: none
     ]
 
 
@@ -99,8 +100,8 @@ class ReduceRows(JobTask):
 
     parts: f32 [owned rows, slots * k] (`LinearJobs`, PARTS). x: f32 [owned rows, k]. out: activations of k columns, on every
     rank; not normalized: x itself. The RMSNorm's weight is in the columns of the matrix that out is multiplied by
-    (`Weight.col_scale`). post_norm: f32 [k]: the sum is divided by its rms and multiplied by this weight before it is added to x,
-    or takes its place. An instance: a row.
+    (`Weight.col_scale`); input_norm: f32 [k]: it is not, and the host twin multiplies out by it. post_norm: f32 [k]: the sum is
+    divided by its rms and multiplied by this weight before it is added to x, or takes its place. An instance: a row.
     """
 
     parts: Region = None  # type: ignore[assignment]
@@ -113,6 +114,7 @@ class ReduceRows(JobTask):
     eps: float = 0.0
     post_norm: Slab | None = None
     normalized: bool = True
+    input_norm: Slab | None = None
     rows: RowSet = RowSet.OWNED
 
     Args: ClassVar[type[ctypes.Structure]] = ReduceRowsArgs
@@ -152,6 +154,7 @@ class ReduceRows(JobTask):
             eps=self.eps,
             post_norm=layout.operand(self.post_norm),
             unnormalized=int(not self.normalized),
+            input_norm=layout.operand(self.input_norm),
         )
 
     @classmethod
@@ -159,6 +162,7 @@ class ReduceRows(JobTask):
         check_batch(args)
         require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
         require(args.add <= 1 and args.unnormalized <= 1, "a flag is neither 0 nor 1")
+        require(not args.input_norm or not (args.unnormalized or args.tiled), "x itself, or that of a GPU, has no norm")
         require(1 <= args.num_splits <= args.slots_per_rank <= MAX_K_SPLITS, "num_splits is out of range")
         require(args.parts_stride == num_ranks * args.slots_per_rank * args.k, "parts_stride is not that of the slots")
         rows = owned_rows(num_ranks)
@@ -169,6 +173,5 @@ class ReduceRows(JobTask):
         found += [x, *(each._replace(owner=rank) for each in out)]
         if args.add:
             found.append(x._replace(write=False))
-        if args.post_norm:
-            found.append(constant_access(rank, args.post_norm, 4, args.k))
+        found += [constant_access(rank, norm, 4, args.k) for norm in (args.post_norm, args.input_norm) if norm]
         return [*found, *job_batch_accesses(rank, args.batch)]

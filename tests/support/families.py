@@ -110,23 +110,31 @@ def make_for_gpu(name: str, seed: int, **changes: Any) -> PreTrainedModel:
 
 
 def assert_logits(model: PreTrainedModel, path: Path, backend: str, num_ranks: int, rng: np.random.Generator) -> None:
-    """Logits of random prompts, of the model as it was saved to `path`, are about as near to float32 as those of transformers in
-    bf16.
-    """
-    reference = Reference(model)
-    prompts = [[int(token) for token in rng.integers(0, model.config.vocab_size, length)] for length in LENGTHS]
-    exact = torch.stack([reference.exact(ids)[-1] for ids in prompts])
-    theirs = torch.stack([reference.bf16(ids)[-1] for ids in prompts])
+    """Logits of random prompts, of the model as it was saved to `path`."""
+    prompts = random_prompts(model, rng)
     options: dict[str, Any] = {"backend": backend, "tensor_parallel_size": num_ranks, "max_model_len": 64}
     options |= {"num_workers": None if backend == "cuda" else 2, "keep_logits": True}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISTMK_ROW_BUCKETS", ROW_BUCKETS)
         llm = LLM(str(path), **options)
     with llm:
-        ours = torch.stack([torch.from_numpy(llm.compute_logits(ids).copy()).double() for ids in prompts])
+        ours = np.stack([llm.compute_logits(ids).copy() for ids in prompts])
+    assert_near(model, prompts, ours, f"{num_ranks} ranks")
+
+
+def random_prompts(model: PreTrainedModel, rng: np.random.Generator) -> list[list[int]]:
+    return [[int(token) for token in rng.integers(0, model.config.vocab_size, length)] for length in LENGTHS]
+
+
+def assert_near(model: PreTrainedModel, prompts: list[list[int]], logits: np.ndarray, what: str) -> float:
+    """Logits [prompts, vocabulary] are about as near to float32 as those of transformers in bf16; returns how near may be."""
+    reference, ours = Reference(model), torch.from_numpy(logits).double()
+    exact = torch.stack([reference.exact(ids)[-1] for ids in prompts])
+    theirs = torch.stack([reference.bf16(ids)[-1] for ids in prompts])
     error, allowed = relative_error(ours, exact), relative_error(theirs, exact)
-    print(f"{num_ranks} ranks: relative error {error:.2g}; transformers in bf16: {allowed:.2g}")
-    assert error <= NOISE * allowed, f"off by {error:.3g}, most at prompt, token {worst(ours - exact)}"
+    print(f"{what}: relative error {error:.2g}; transformers in bf16: {allowed:.2g}")
+    assert error <= NOISE * allowed, f"{what}: off by {error:.3g}, most at prompt, token {worst(ours - exact)}"
+    return NOISE * allowed
 
 
 def worst(difference: torch.Tensor) -> list[int]:

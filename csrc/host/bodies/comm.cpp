@@ -20,13 +20,12 @@ void body_sum(Context& context, const SumArgs& args) {
   const uint64_t step = args.block_stride / sizeof(float), pitch = args.num + args.block_gap;
   float* blocks = context.at<float>(args.blocks);
   float* dst = context.at<float>(args.dst);
-  auto* out_bf16 = context.at<uint16_t>(args.out_bf16);
   for (uint32_t row = 0; row < num_rows; ++row) {
     const float* in = blocks + row * pitch;
     float* out = dst + uint64_t{row} * args.dst_stride;
     if (!args.add) memcpy(out, in, args.num * sizeof(float));
     for (uint32_t b = args.add ? 0 : 1; b < args.num_blocks; ++b) add_row(out, in + b * step, args.num);
-    if (out_bf16) to_bf16(out_bf16 + uint64_t{row} * args.out_bf16_stride, out, args.num);
+    round_row(context, args, row, out, args.num);
   }
   clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.num);
   for (uint32_t b = 0; args.polls && b < args.num_blocks; ++b) clear(blocks + b * step, num_rows, pitch, args.num);

@@ -2,6 +2,7 @@
 // weight rows m, and what becomes of it. The formulas of each epilogue are in device/linear/epilogue.cuh. Weights are
 // row-major here, not packed in tiles; those of a gated task are its gate rows, then its up rows, slab by slab.
 #include <algorithm>
+#include <numeric>
 
 #include "host/bodies/product.h"
 #include "host/bodies/rows.h"
@@ -20,7 +21,8 @@ struct InputTag;
 struct PartialTag;
 struct PackedTag;
 
-Weights weights_of(const Context& context, const LinearArgs& args) {
+template <class Args>
+Weights weights_of(const Context& context, const Args& args) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
   return {context.at<uint16_t>(args.weight), context.at<float>(args.bias), epilogue, args.k,
           is_gated(epilogue) ? 2 * args.n : args.n};
@@ -40,7 +42,7 @@ Weights weights_of(const Context& context, const LinearJobsArgs& args) {
 struct Tokens {
   uint32_t count = 0;
   uint32_t row[MAX_ROWS];
-  float norm_scale[MAX_ROWS];  // 1 / rms of the token's activations, for normalized tasks; else 1
+  float scale[MAX_ROWS];  // of the token's sums: 1 / rms of its activations, for normalized tasks
 };
 
 Tokens select_tokens(const Batch* batch, bool sampled_only) {
@@ -52,8 +54,11 @@ Tokens select_tokens(const Batch* batch, bool sampled_only) {
 }
 
 // The fused combine: x[k] = sum_s w_s o_s[k] / sum_s w_s of the normalized partials that attention's splits left
-// (runtime/log_sum_exp.h). Rounded to bf16, as the separate combine task would.
-void combine_partials(float* x, const Context& context, const LinearArgs& args, const BatchRun& run) {
+// (runtime/log_sum_exp.h). Rounded to bf16, as the separate combine task would. False: the row is in the task's x.
+bool combine_partials(float* x, const Context& context, const LinearArgs& args) {
+  const Batch* batch = context.at<Batch>(args.batch);
+  if (!args.fused_partials || !fuses_combine(args, batch->num_rows, batch->runs[0])) return false;
+  const BatchRun& run = batch->runs[0];
   const uint32_t num_splits = Splits::of_fused(args, run);
   const auto* partials = context.at<uint16_t>(args.fused_partials);
   float* elements = scratch<PartialTag>(args.head_dim);
@@ -76,25 +81,36 @@ void combine_partials(float* x, const Context& context, const LinearArgs& args, 
     const float scale = normalizer(total.sum);
     for (uint32_t d = 0; d < args.head_dim; ++d) x[d] = from_bf16(to_bf16(x[d] * scale));
   }
+  return true;
+}
+bool combine_partials(float*, const Context&, const ScaledLinearArgs&) { return false; }
+
+// What a token's sums are multiplied by.
+float scale_of(const Context&, const LinearArgs& args, uint32_t, const float* x) {
+  return args.normalized ? over_rms(x, args.k, args.eps) : 1.0f;
+}
+float scale_of(const Context& context, const ScaledLinearArgs& args, uint32_t row, const float*) {
+  if (!args.x_squares) return args.scale;
+  const float* parts = context.at<float>(args.x_squares) + uint64_t{row} * args.x_squares_stride;
+  return args.scale * over_rms(std::accumulate(parts, parts + args.num_squares, 0.0f), args.k, args.eps);
 }
 
-PackedRows pack_activations(const Context& context, const LinearArgs& args, Tokens& tokens) {
+template <class Args>
+PackedRows pack_activations(const Context& context, const Args& args, Tokens& tokens) {
   auto packed = PackedRows::in_scratch<PackedTag>(tokens.count, args.k, Elements::BF16);
   float* x = scratch<InputTag>(args.k);
-  const Batch* batch = context.at<Batch>(args.batch);
   for (uint32_t i = 0; i < tokens.count; ++i) {
-    if (args.fused_partials && fuses_combine(args, batch->num_rows, batch->runs[0]))
-      combine_partials(x, context, args, batch->runs[0]);
-    else
+    if (!combine_partials(x, context, args))
       from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{tokens.row[i]} * args.x_stride, args.k);
-    tokens.norm_scale[i] = args.normalized ? over_rms(x, args.k, args.eps) : 1.0f;
+    tokens.scale[i] = scale_of(context, args, tokens.row[i], x);
     packed.set(i, x);
   }
   packed.finish();
   return packed;
 }
 
-void store_sums(const Context& context, const LinearArgs& args, uint32_t row, const Sums& sums) {
+template <class Args>
+void store_sums(const Context& context, const Args& args, uint32_t row, const Sums& sums) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
   const uint64_t at = uint64_t{row} * (epilogue == Epilogue::PUSH ? args.n : args.out_stride) + sums.first;
   if (is_gated(epilogue)) return to_bf16(context.at<uint16_t>(args.out) + at, sums.values, sums.count);
@@ -111,12 +127,11 @@ void store_sums(const Context& context, const LinearArgs& args, uint32_t row, co
     add_row(out, sums.values, sums.count);
   else
     memcpy(out, sums.values, sums.count * sizeof(float));
-  if (args.out_bf16)
-    to_bf16(context.at<uint16_t>(args.out_bf16) + uint64_t{row} * args.out_bf16_stride + sums.first, out, sums.count);
 }
 
 // `reset`: an earlier iteration's bf16 output, or if there is none, its output.
-void reset_rows(const Context& context, const LinearArgs& args, uint32_t num_rows) {
+template <class Args>
+void reset_rows(const Context& context, const Args& args, uint32_t num_rows) {
   if (args.out_bf16)
     clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.n);
   else if (is_gated(static_cast<Epilogue>(args.epilogue)))
@@ -139,6 +154,8 @@ struct Grid {
   }
 };
 
+float scale_of(const LinearJobsArgs& args) { return args.scale != 0.0f ? args.scale : 1.0f; }
+
 void multiply_all(Context& context, const LinearJobsArgs& args, uint32_t num_rows) {
   const bool is_parts = static_cast<Epilogue>(args.epilogue) == Epilogue::PARTS;
   const uint32_t per_rank = rows_per_rank(num_rows, context.num_ranks());
@@ -156,7 +173,7 @@ void multiply_all(Context& context, const LinearJobsArgs& args, uint32_t num_row
     const Range blocks =
         share(ceil_div(args.k, ACTIVATION_BLOCK_COLS), split, args.num_splits);  // splits have whole ones
     const auto store = [&](const Sums& sums) __attribute__((always_inline)) {
-      sums.finish(weights, 1.0f, split == 0);
+      sums.finish(weights, scale_of(args), split == 0);
       if (!is_parts) return sums.round_to(rounded + uint64_t{sums.row} * args.out_stride + sums.first);
       float* out = parts[sums.row / per_rank] + uint64_t{sums.row % per_rank} * args.out_stride;
       memcpy(out + uint64_t{args.slot + split} * args.num_rows + sums.first, sums.values, sums.count * sizeof(float));
@@ -180,7 +197,7 @@ void multiply_sampled(Context& context, const LinearJobsArgs& args, uint32_t num
     }
     packed.finish();
     multiply_few(weights, share(args.num_rows, index, shares), packed, [&](const Sums& sums) {
-      sums.finish(weights, 1.0f, true);
+      sums.finish(weights, scale_of(args), true);
       softcap_row(sums.values, sums.count, args.softcap);
       memcpy(context.at<float>(args.out) + uint64_t{sums.row} * args.out_stride + sums.first, sums.values,
              sums.count * sizeof(float));
@@ -188,16 +205,15 @@ void multiply_sampled(Context& context, const LinearJobsArgs& args, uint32_t num
   });
 }
 
-}  // namespace
-
-void body_linear(Context& context, const LinearArgs& args) {
+template <class Args>
+void run_linear(Context& context, const Args& args) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
   const Weights weights = weights_of(context, args);
   Tokens tokens = select_tokens(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
   if (epilogue == Epilogue::ARGMAX) std::fill_n(context.at<Candidate>(args.out), MAX_ROWS, Candidate{-INFINITY, -1});
   if (tokens.count)
     multiply_few(weights, {0, args.n}, pack_activations(context, args, tokens), [&](const Sums& sums) {
-      sums.finish(weights, tokens.norm_scale[sums.row], true);
+      sums.finish(weights, tokens.scale[sums.row], true);
       store_sums(context, args, tokens.row[sums.row], sums);
     });
   if (epilogue == Epilogue::PUSH) {
@@ -205,9 +221,18 @@ void body_linear(Context& context, const LinearArgs& args) {
     for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
       if (rank != context.rank()) context.push(rank, args.out, out, uint64_t{tokens.count} * args.n * sizeof(float));
   } else if (epilogue != Epilogue::ARGMAX) {
+    for (uint32_t row = 0; row < tokens.count; ++row)
+      round_row(context, args, row, context.at<float>(args.out) + uint64_t{row} * args.out_stride, args.n);
     reset_rows(context, args, tokens.count);
   }
 }
+
+}  // namespace
+
+void body_linear(Context& context, const LinearArgs& args) { run_linear(context, args); }
+
+// That of a matrix without the factors around it (distmk/tasks/scaled_linear.py).
+void body_scaled_linear(Context& context, const ScaledLinearArgs& args) { run_linear(context, args); }
 
 void body_linear_jobs(Context& context, const LinearJobsArgs& args) {
   if (args.tiled) return;  // a GPU's matrix

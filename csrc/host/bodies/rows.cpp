@@ -40,8 +40,7 @@ void body_embed(Context& context, const EmbedArgs& args) {
   for (uint32_t row = 0; row < batch.num_rows; ++row)
     embed_row(out + row * stride, context.at<uint16_t>(args.table), args, batch.rows[row].token, args.col_begin,
               args.n);
-  simd::to_bf16_rows(context.at<uint16_t>(args.out_bf16), args.out_bf16_stride, out, stride, batch.num_rows, args.n);
-  simd::clear(context.at<uint16_t>(args.reset), batch.num_rows, args.out_bf16_stride, args.n);
+  round_rows(context, args, out, stride, batch.num_rows);
   if (!push) return;
   for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
     if (rank != context.rank()) context.push(rank, args.out, out, uint64_t{batch.num_rows} * args.n * sizeof(float));
@@ -66,8 +65,7 @@ void body_post_norm(Context& context, const PostNormArgs& args) {
     add_normalized(x + uint64_t{row} * args.x_stride, y + args.col_begin, over_rms(y, args.k, args.eps),
                    context.at<float>(args.weight), args.n);
   }
-  simd::to_bf16_rows(context.at<uint16_t>(args.out_bf16), args.out_bf16_stride, x, args.x_stride, num_rows, args.n);
-  simd::clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.n);
+  round_rows(context, args, x, args.x_stride, num_rows);
 }
 
 void body_reduce_rows(Context& context, const ReduceRowsArgs& args) {
@@ -89,6 +87,7 @@ void body_reduce_rows(Context& context, const ReduceRowsArgs& args) {
     }
     const float scale = args.unnormalized ? 1.0f : over_rms(x, k, args.eps);
     for (uint32_t i = 0; i < k; ++i) sum[i] = x[i] * scale;
+    if (const float* norm = context.at<float>(args.input_norm)) multiply_row(sum, norm, k);
     simd::to_bf16(rounded, sum, k);
     for (uint32_t rank = 0; rank < args.num_ranks; ++rank) {
       auto* out = on_rank<uint16_t>(context, rank, args.out);

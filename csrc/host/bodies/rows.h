@@ -2,6 +2,7 @@
 #pragma once
 #include "host/simd.h"
 #include "runtime/argmax.h"
+#include "runtime/context.h"
 #include "runtime/pointwise.h"
 #include "runtime/rms.h"
 
@@ -12,10 +13,34 @@ inline float over_rms(const float* x, uint32_t n, float eps) { return over_rms(s
 inline void add_row(float* __restrict out, const float* __restrict x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] += x[i];
 }
+inline void multiply_row(float* __restrict out, const float* __restrict x, uint32_t n) {
+  for (uint32_t i = 0; i < n; ++i) out[i] *= x[i];
+}
 // out += x * scale * weight: what a norm behind a projection adds.
 inline void add_normalized(float* __restrict out, const float* __restrict x, float scale, const float* weight,
                            uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] += x[i] * scale * weight[i];
+}
+
+// A row of the residual stream in bf16, columns of a task: as they are, or for a matrix that does not have the weight
+// of its norm, times that and with the sum of their squares beside (distmk/tasks/input_norm.py).
+template <class Args>
+void round_row(const Context& context, const Args& args, uint32_t row, const float* x, uint32_t n) {
+  if (!args.out_bf16) return;
+  auto* out = context.at<uint16_t>(args.out_bf16) + uint64_t{row} * args.out_bf16_stride;
+  if constexpr (requires { args.input_norm; })
+    if (const float* weight = context.at<float>(args.input_norm.weight)) {
+      for (uint32_t i = 0; i < n; ++i) out[i] = simd::to_bf16(x[i] * weight[i]);
+      context.at<float>(args.input_norm.squares)[uint64_t{row} * args.input_norm.squares_stride] =
+          simd::sum_squares(x, n);
+      return;
+    }
+  simd::to_bf16(out, x, n);
+}
+template <class Args>
+void round_rows(const Context& context, const Args& args, const float* x, uint64_t stride, uint32_t num_rows) {
+  for (uint32_t row = 0; row < num_rows; ++row) round_row(context, args, row, x + row * stride, args.n);
+  simd::clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.n);
 }
 
 // cap * tanh(x / cap), in place; a cap of 0: nothing.

@@ -22,7 +22,7 @@ from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, Epilogue, Scores
 KINDS = (
     *("linear STORE", "linear ADD", "linear PUSH", "linear ARGMAX"),
     *(f"{product} {epilogue.name}" for product in ("linear", "linear_jobs") for epilogue in GATED),
-    *("linear polls", "linear rounding", "linear batch sizes"),
+    *("linear polls", "linear rounding", "linear batch sizes", "scaled_linear"),
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "post_norm", "sample"),
     *("count_tokens", "sample_row"),
     *("attention", "general_attention", "fused combine"),
@@ -159,6 +159,8 @@ def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
             yield _on_each(board, linear.argmax, error, k, n, rows)
         for n, rows in draws((0, 2), (0, 2), (2, 17)):
             yield _on_each(board, linear.polls, error, k, n, rows)
+        for n, rows in () if board.gpu_layout else draws((0, 5), (5, 17)):
+            yield _on_each(board, linear.scaled, error, k, n, rows)
     for rows in (0, 1, 7, 16):
         yield _on_each(board, linear.rounding, rows, int(rng.integers(2, 300)))
     yield _on_each(board, linear.ties)

@@ -9,10 +9,11 @@ import torch
 from support import reference
 from support.batches import decode_batch
 from support.bodies.board import Board, f32
+from support.bodies.input_norm import InputNorm
 
 from distmk.abi import GATED, MAX_ROWS, Batch, Epilogue, RowSample, Space
 from distmk.graph.regions import Region
-from distmk.tasks import Linear, Nop, Sum
+from distmk.tasks import Linear, Nop, ScaledLinear, Sum
 from distmk.tasks.scheduling import candidates_bytes
 from distmk.testing.arrays import ROUNDING, assert_close
 from distmk.testing.memory import Memory
@@ -129,6 +130,56 @@ def _after_epilogue(product: Product, epilogue: Epilogue, old: torch.Tensor) -> 
     tolerance = 1.13 * gate_error * up.abs() + gate.abs() * up_error + product.error * (gate * up).abs() + 1e-6
     want = reference.gated(epilogue, want)
     return want, tolerance + ROUNDING["bf16"] * (want.abs() + tolerance)
+
+
+def scaled(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
+    """scaled_linear, STORE, ADD and gated: sums are scaled by a factor and, perhaps, by 1/rms of squares that are given."""
+    epilogue = (Epilogue.STORE, Epilogue.ADD, *GATED)[int(board.rng.integers(2 + len(GATED)))]
+    batch, _ = batch_of(board, rank, num_rows)
+    product = Product(board, error, k, n, num_rows, epilogue in GATED)
+    scale, rows = float(np.float32(board.rng.uniform(-2, 2))), product.rows
+    factors, squares = torch.full((rows, 1), scale, dtype=torch.float64), None
+    if product.eps is not None:
+        parts = torch.rand(rows, int(board.rng.integers(1, 40)))
+        factors = scale / (parts.double().sum(1, keepdim=True) / k + product.eps).sqrt()
+        squares = board.fill(board.padded(rank, parts.shape[1], product.room), parts)
+    product.want = reference.linear(factors * product.x.double(), product.weight, product.bias)
+    magnitudes = reference.linear_scale(factors * product.x.double(), product.weight, product.bias)
+    product.tolerance = 4 * error * magnitudes + 1e-6
+    out = board.writable(
+        board.padded(rank, n, product.room, dtype="bf16" if epilogue in GATED else "f32"), product.rows
+    )
+    old = torch.randn(rows, n)
+    if epilogue is Epilogue.ADD:
+        board.fill(out, old)
+    out_bf16 = None
+    if epilogue not in GATED:
+        out_bf16 = board.writable(board.padded(rank, n, product.room, dtype="bf16"), rows)
+    norm = InputNorm(board, rank, n, product.room, rows, out_bf16)
+    what = f"scaled_linear {epilogue.name} k={k} n={n} rows={num_rows or 'one'} squares={squares and squares.cols}"
+    task = ScaledLinear(
+        rank,
+        what,
+        x=board.fill(board.padded(rank, k, product.room, dtype="bf16"), product.x),
+        slab=board.matrix(rank, product.weight, product.paired),
+        out=out,
+        out_bf16=out_bf16,
+        batch=batch,
+        bias=board.vector(rank, product.bias),
+        epilogue=epilogue,
+        eps=product.eps or 0.0,
+        scale=scale,
+        x_squares=squares,
+        **norm.operands,
+    )
+    board.graph.add(task)
+
+    def check(memory: Memory) -> None:
+        got = f32(memory, out, rows)
+        assert_close("", got, *_after_epilogue(product, epilogue, old))
+        norm.check(memory, got)
+
+    board.expect(rank, "scaled_linear", what, check)
 
 
 def push(board: Board, error: float, k: int, n: int, num_rows: int) -> None:

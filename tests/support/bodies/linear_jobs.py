@@ -156,8 +156,11 @@ class _Product:
         self.partition, self.epilogue = partition, epilogue
         self.x, self.weight = torch.randn(rows, k).bfloat16(), torch.randn(partition.total, k).bfloat16()
         self.bias = torch.randn(partition.total) if board.rng.random() < 0.5 else None
-        self.want = reference.linear(self.x, self.weight, self.bias)
-        self.tolerance = error * reference.linear_scale(self.x, self.weight, self.bias) + 1e-6
+        # GPUs multiply matrices that have their scale.
+        self.scale = 1.0 if board.gpu_layout or board.rng.random() < 0.5 else float(board.rng.choice([0.22, -3.0]))
+        scaled = self.scale * self.weight.double()
+        self.want = reference.linear(self.x, scaled, self.bias)
+        self.tolerance = error * reference.linear_scale(self.x, scaled, self.bias) + 1e-6
         if epilogue in GATED:
             (gate, up), (gate_error, up_error) = (_by_slab(partition, each) for each in (self.want, self.tolerance))
             self.want = reference.gated(epilogue, torch.cat([gate, up], 1))
@@ -201,6 +204,7 @@ class _Product:
                 tiled=board.gpu_layout,
                 rows=RowSet.SAMPLED if sampled else RowSet.ALL,
                 softcap=self.softcap or 0.0,
+                scale=self.scale,
             )
         )
 

@@ -7,6 +7,7 @@ import torch
 from support import reference
 from support.batches import decode_batch
 from support.bodies.board import Board, f32
+from support.bodies.input_norm import InputNorm
 from support.bodies.linear import CANDIDATE, batch_of
 
 from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, MAX_SEQUENCES, Batch, Epilogue, Space
@@ -56,6 +57,7 @@ def _embed(board: Board, rank: int, num_rows: int, cols: tuple[int, int, int], o
         if FIRST_TOKEN <= batch.rows[row].token < LAST_TOKEN:
             want[row] = table[batch.rows[row].token - FIRST_TOKEN, begin : begin + n].float()
     out_bf16 = None if pushed else board.writable(board.padded(rank, n, MAX_ROWS, dtype="bf16"), num_rows)
+    norm = InputNorm(board, rank, n, MAX_ROWS, num_rows, out_bf16)
     what = f"embed {epilogue.name} k={k} columns {begin} to {begin + n} rows={num_rows}"
     board.graph.add(
         Embed(
@@ -70,6 +72,7 @@ def _embed(board: Board, rank: int, num_rows: int, cols: tuple[int, int, int], o
             first_token=FIRST_TOKEN,
             epilogue=epilogue,
             num_ranks=board.num_ranks,
+            **norm.operands,
         )
     )
     for target in range(board.num_ranks) if pushed else (rank,):
@@ -79,8 +82,7 @@ def _embed(board: Board, rank: int, num_rows: int, cols: tuple[int, int, int], o
 
         def check(memory: Memory, region: Region = region) -> None:
             assert_close("", f32(memory, region, 1 if pushed else num_rows).reshape(num_rows, n), want, 0)
-            if out_bf16:
-                assert_close("rounded ", f32(memory, out_bf16, num_rows), want, 0)
+            norm.check(memory, want.numpy())
 
         board.expect(target, f"embed {epilogue.name}", f"{what} by rank {rank}", check, of=rank)
 
@@ -167,8 +169,9 @@ def sum_of_blocks(board: Board, rank: int, n: int, num_rows: int, add: bool) -> 
     out_bf16 = None
     if board.rng.integers(2):
         out_bf16 = board.writable(board.padded(rank, n, room, dtype="bf16"), rows)
+    norm = InputNorm(board, rank, n, room, rows, out_bf16)
     what = f"sum of {num_blocks} blocks of {n} rows={num_rows or 'one'} add={add}"
-    board.graph.add(Sum(rank, what, blocks=blocks, dst=dst, out_bf16=out_bf16, batch=batch, add=add))
+    board.graph.add(Sum(rank, what, blocks=blocks, dst=dst, out_bf16=out_bf16, batch=batch, add=add, **norm.operands))
 
     def check(memory: Memory) -> None:
         total = old.clone() if add else torch.zeros_like(old)
@@ -176,8 +179,7 @@ def sum_of_blocks(board: Board, rank: int, n: int, num_rows: int, add: bool) -> 
             total += block
         # Bit for bit: float32 additions in the order of the blocks.
         assert_close("", f32(memory, dst, rows), total, 0)
-        if out_bf16:
-            assert_close("rounded ", f32(memory, out_bf16, rows), total.bfloat16().float(), 0)
+        norm.check(memory, total.numpy())
 
     board.expect(rank, "sum", what, check)
 
@@ -192,6 +194,7 @@ def post_norm(board: Board, rank: int, k: int, num_rows: int) -> None:
     out_bf16 = None
     if board.rng.integers(2):
         out_bf16 = board.writable(board.padded(rank, n, room, dtype="bf16"), rows)
+    norm = InputNorm(board, rank, n, room, rows, out_bf16)
     what = f"post_norm of columns {begin} to {begin + n} of {k} rows={num_rows or 'one'}"
     board.graph.add(
         PostNorm(
@@ -204,6 +207,7 @@ def post_norm(board: Board, rank: int, k: int, num_rows: int) -> None:
             batch=batch,
             col_begin=begin,
             eps=eps,
+            **norm.operands,
         )
     )
     added = (reference.over_rms(data, eps) * torch.nn.functional.pad(weight, (begin, k - begin - n)))[
@@ -213,8 +217,7 @@ def post_norm(board: Board, rank: int, k: int, num_rows: int) -> None:
     def check(memory: Memory) -> None:
         got = f32(memory, x, rows)
         assert_close("", got, old + added, 4e-6 * added.abs() + 1e-6 * old.abs() + 1e-6)
-        if out_bf16:  # bit for bit
-            assert_close("rounded ", f32(memory, out_bf16, rows), torch.from_numpy(got).bfloat16().float(), 0)
+        norm.check(memory, got)
 
     board.expect(rank, "post_norm", what, check)
 
