@@ -163,6 +163,9 @@ class Sum(Task):
     def derived(self, layout: Layout) -> dict[str, Any]:
         buffer, begins = (self.blocks[0].buffer, [layout.operand(block) for block in self.blocks])
         strides = {after - before for before, after in itertools.pairwise(begins)} or {0}
+        shapes = {(block.buffer.rows, block.buffer.cols) for block in self.blocks}
+        if len(strides) > 1 or (len(shapes) > 1 and buffer.rows > 1):
+            raise UsageError(f"task {self.op}: its blocks must have the same shape and be equally spaced in memory")
         return {
             "blocks": begins[0],
             "block_stride": strides.pop(),

@@ -114,8 +114,8 @@ class ReduceRows(JobTask):
     eps: float = 0.0
     post_norm: Slab | None = None
     normalized: bool = True
-    rows: RowSet = RowSet.OWNED
     input_norm: Slab | None = None
+    rows: RowSet = RowSet.OWNED
 
     Args: ClassVar[type[ctypes.Structure]] = ReduceRowsArgs
     prepares: ClassVar[bool] = True
