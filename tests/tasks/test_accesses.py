@@ -26,6 +26,7 @@ KINDS = {
     "decode, spread attention, 2 ranks": (1, 3),
     "decode, tied embeddings, logits": (2,),
     "decode, loopback": (4,),
+    "decode, factors left": (2,),
     "decode, 2 hosts": (1, 3),
     "decode, jobs": (1,),
 }

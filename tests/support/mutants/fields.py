@@ -12,6 +12,7 @@ from support.mutants.sites import Key
 LITERALS = {
     "SineArgs": {"times"},
     "LinearArgs": {"first_token", "normalized", "epilogue", "keeps_logits"},  # the epilogue: STORE or ADD
+    "ScaledLinearArgs": {"first_token", "epilogue", "keeps_logits", "num_squares"},  # one part of squares, or some
     "SumArgs": {"add", "polls"},  # without polls the blocks keep what was summed,
     "CombineArgs": {"polls"},  # and partials what was combined
     "EmbedArgs": {"first_token", "last_token", "col_begin"},
@@ -33,6 +34,8 @@ SHAPES = {
     "PutArgs": {"src", "dst", "num_bytes", "dst_rank", "batch"},
     "SumArgs": {"blocks", "dst", "out_bf16", "reset", "batch", "block_stride", "num_blocks", "num"},
     "LinearArgs": {"x", "weight", "bias", "out", "out_bf16", "reset", "logits", "batch", "k", "n"},
+    "ScaledLinearArgs": {"x", "weight", "out", "out_bf16", "reset", "logits", "batch", "k", "n", "x_squares"},
+    "InputNormArgs": {"weight"},
     "EmbedArgs": {"table", "out", "out_bf16", "reset", "n"},
     "AttentionArgs": {"qkv", "q_norm", "k_norm", "rope", "k_cache", "v_cache", "q_begin", "kv_begin", "group"},
     "CombineArgs": {"partials", "out", "reset", "first_slice", "num_slices"},

@@ -92,6 +92,7 @@ KINDS: dict[str, Callable[[], Graph]] = {
     "decode, one scheduler": _decode(2, 3, num_schedulers=1),
     "decode, tied embeddings, logits": _decode(1, 2, tie_embeddings=True, keep_logits=True),
     "decode, loopback": _decode(1, 2, loopback=True),
+    "decode, factors left": _decode(2, 3, folds_factors=False),
     "decode, long splits": _decode(1, 2, max_model_len=400, max_splits=2, page_size=16, num_layers=2),
     "decode, over a network": _decode(2, 2, attention_launch="spread", max_seqs=2),
     "decode, 2 hosts": _decode(3, 3, num_heads=6, num_kv_heads=3, host_sizes=(2, 1)),

@@ -71,6 +71,9 @@ def _add_struct(found: dict[Key, list[Site]], name: str, where: str, copies: lis
     for field, kind, *_ in copies[0]._fields_:
         if issubclass(kind, ctypes.Array):
             continue  # the arguments of a task, which are a struct of their own
+        if issubclass(kind, ctypes.Structure):
+            _add_struct(found, kind.__name__, f"{name}.{field} of {where}", [getattr(each, field) for each in copies])
+            continue
 
         def put(value: Any, field: str = field) -> None:
             for each in copies:

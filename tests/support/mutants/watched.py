@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,13 +204,22 @@ def accesses_of(program: Program, rank: int, index: int) -> list[Access]:
 
 def field_of(program: Program, rank: int, index: int, access: Access) -> str:
     """The argument that an access goes by: read or write of the nearest operand before it."""
-    args = decode_args(program.ranks[rank].tasks[index])
     found = []
-    for name, kind, *_ in args._fields_:
-        space, begin = split_operand(getattr(args, name)) if kind is ctypes.c_uint64 else (0, 0)
+    for name, operand in _operands(decode_args(program.ranks[rank].tasks[index])):
+        space, begin = split_operand(operand)
         if space == access.space and begin <= access.offset:
             found.append((begin, name))
     return f"{'write' if access.write else 'read'} of {max(found)[1]}"
+
+
+def _operands(args: ctypes.Structure) -> Iterator[tuple[str, int]]:
+    """The operands among arguments, by field."""
+    for name, kind, *_ in args._fields_:
+        value = getattr(args, name)
+        if kind is ctypes.c_uint64:
+            yield name, value
+        elif issubclass(kind, ctypes.Structure):
+            yield from ((f"{name}.{inner}", operand) for inner, operand in _operands(value))
 
 
 def watch(library: ctypes.CDLL, moment: Moment, rank: int, index: int, without: int | None = None) -> str:
