@@ -119,8 +119,8 @@ class Batcher {
            ProgramChoice(context_, args_).program_for(num_rows) == args_.program;
   }
 
-  // `NEAR`: the iteration is one of slabs, and all its sequences are in the first MAX_ROWS slots. So a GPU knows that they are in
-  // shared memory.
+  // `NEAR`: the iteration is one of slabs, and all its sequences are in the first MAX_ROWS slots. So a GPU knows that
+  // they are in shared memory.
   template <bool NEAR>
   DISTMK_FN Sequence& sequence_of(const BatchRow& row) const {
     return NEAR ? sequences_.near(row.slot) : sequences_[row.slot];

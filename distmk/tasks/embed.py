@@ -71,23 +71,15 @@ class Embed(Task):
             return [self.out.on(rank) for rank in range(self.num_ranks)]
         return filter(None, (self.out, self.out_bf16, self.reset, self.squares))
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return EmbedArgs(
-            table=layout.operand(self.table),
-            out=layout.operand(self.out),
-            out_bf16=layout.operand(self.out_bf16),
-            reset=layout.operand(self.reset),
-            batch=layout.operand(self.batch),
-            k=self.table.weight.cols,
-            col_begin=self.col_begin,
-            n=self.num_cols,
-            out_stride=self.out.buffer.cols,
-            out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
-            first_token=self.first_token,
-            last_token=self.first_token + self.table.rows,
-            epilogue=int(self.epilogue),
-            input_norm=encode_input_norm(layout, self.input_norm, self.squares),
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {
+            "k": self.table.weight.cols,
+            "n": self.num_cols,
+            "out_stride": self.out.buffer.cols,
+            "out_bf16_stride": self.out_bf16.buffer.cols if self.out_bf16 else 0,
+            "last_token": self.first_token + self.table.rows,
+            "input_norm": encode_input_norm(layout, self.input_norm, self.squares),
+        }
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:

@@ -78,23 +78,15 @@ class PostNorm(Task):
     def writes(self) -> Iterable[Region]:
         return filter(None, (self.x, self.out_bf16, self.reset, self.squares))
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return PostNormArgs(
-            y=layout.operand(self.y),
-            weight=layout.operand(self.weight),
-            x=layout.operand(self.x),
-            out_bf16=layout.operand(self.out_bf16),
-            reset=layout.operand(self.reset),
-            batch=layout.operand(self.batch),
-            k=self.y.cols,
-            col_begin=self.col_begin,
-            n=self.x.cols,
-            y_stride=self.y.buffer.cols,
-            x_stride=self.x.buffer.cols,
-            out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
-            eps=self.eps,
-            input_norm=encode_input_norm(layout, self.input_norm, self.squares),
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {
+            "k": self.y.cols,
+            "n": self.x.cols,
+            "y_stride": self.y.buffer.cols,
+            "x_stride": self.x.buffer.cols,
+            "out_bf16_stride": self.out_bf16.buffer.cols if self.out_bf16 else 0,
+            "input_norm": encode_input_norm(layout, self.input_norm, self.squares),
+        }
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:

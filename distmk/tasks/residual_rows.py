@@ -51,16 +51,12 @@ class EmbedRows(JobTask):
     def writes(self) -> Iterable[Region]:
         return [self.out.on(rank) for rank in range(self.num_ranks)]
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return EmbedRowsArgs(
-            table=layout.operand(self.table),
-            out=layout.operand(self.out),
-            batch=layout.operand(self.batch),
-            k=self.table.weight.cols,
-            out_stride=self.out.buffer.cols,
-            first_token=self.first_token,
-            last_token=self.first_token + self.table.rows,
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {
+            "k": self.table.weight.cols,
+            "out_stride": self.out.buffer.cols,
+            "last_token": self.first_token + self.table.rows,
+        }
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
@@ -137,25 +133,14 @@ class ReduceRows(JobTask):
     def owned_writes(self) -> Iterable[Region]:
         return [self.out.on(rank) for rank in range(self.num_ranks)]
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
+    def derived(self, layout: Layout) -> dict[str, Any]:
         k = self.x.cols
-        return ReduceRowsArgs(
-            parts=layout.operand(self.parts),
-            x=layout.operand(self.x),
-            out=layout.operand(self.out),
-            batch=layout.operand(self.batch),
-            k=k,
-            parts_stride=self.parts.buffer.cols,
-            num_ranks=self.num_ranks,
-            slots_per_rank=self.parts.buffer.cols // (k * self.num_ranks),
-            num_splits=self.num_splits,
-            add=int(self.add),
-            tiled=int(self.tiled),
-            eps=self.eps,
-            post_norm=layout.operand(self.post_norm),
-            unnormalized=int(not self.normalized),
-            input_norm=layout.operand(self.input_norm),
-        )
+        return {
+            "k": k,
+            "parts_stride": self.parts.buffer.cols,
+            "slots_per_rank": self.parts.buffer.cols // (k * self.num_ranks),
+            "unnormalized": int(not self.normalized),
+        }
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
