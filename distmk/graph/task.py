@@ -285,8 +285,10 @@ def add_type(cls: type[Task], type_id: int, name: str) -> None:
 
     TypeError: the id is taken, the arguments are too large, or its traits contradict each other or lack arguments.
     """
-    if type_id in TASK_TYPES or ctypes.sizeof(cls.Args) > TASK_ARGS_BYTES:
-        raise TypeError(f"task type {name}: id {type_id} is taken or its arguments exceed {TASK_ARGS_BYTES} bytes")
+    if type_id in TASK_TYPES:
+        raise TypeError(f"task type {name}: id {type_id} is taken by {TASK_TYPES[type_id].type_name}")
+    if (num_bytes := ctypes.sizeof(cls.Args)) > TASK_ARGS_BYTES:
+        raise TypeError(f"task type {name}: its arguments take {num_bytes} bytes; a descriptor has {TASK_ARGS_BYTES}")
     missing = _fields_of_traits(cls) - {entry[0] for entry in cls.Args._fields_}
     if missing:
         raise TypeError(f"task type {name}: its traits need arguments {', '.join(sorted(missing))}")

@@ -22,11 +22,14 @@ NOISE = 1.5
 
 
 class Family(NamedTuple):
-    """The prefix of transformers' classes, what differs from SIZES, and the value about which weights of norms are drawn."""
+    """The prefix of transformers' classes, what differs from SIZES, the value about which weights of norms are drawn, and whether
+    GGUF files of the family can be read.
+    """
 
     prefix: str
     changes: Mapping[str, Any] = {}
     norm: float = 1.0
+    in_gguf: bool = True
 
 
 def phi4(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, Any]:

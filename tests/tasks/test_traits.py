@@ -42,6 +42,25 @@ def test_traits_that_contradict_each_other(traits: dict[str, Any], refusal: str)
     assert UNUSED_ID not in TASK_TYPES
 
 
+@pytest.mark.parametrize(
+    ("type_id", "num_bytes", "refusal"),
+    [
+        (Sum.type_id, 8, "id 3 is taken by sum$"),
+        (UNUSED_ID, 161, "its arguments take 161 bytes; a descriptor has 160$"),
+    ],
+)
+def test_ids_and_arguments_that_do_not_fit(type_id: int, num_bytes: int, refusal: str) -> None:
+    @dataclass(frozen=True, eq=False)
+    class Wrong(Task):
+        Args: ClassVar[type[ctypes.Structure]] = type(
+            "WrongArgs", (ctypes.Structure,), {"_fields_": [("bytes", ctypes.c_uint8 * num_bytes)]}
+        )
+
+    with pytest.raises(TypeError, match=f"^task type wrong: {refusal}"):
+        task_type(type_id, "wrong")(Wrong)
+    assert TASK_TYPES[Sum.type_id] is Sum and UNUSED_ID not in TASK_TYPES
+
+
 def traits_in_header(kind: type[Task]) -> str:
     begin = HEADER.index(f"struct TaskTraits<TaskType::{kind.type_name.upper()}>")
     return HEADER[begin : HEADER.index("};", begin)]
