@@ -173,6 +173,7 @@ def _matrix(
         col_scale=f"{op.norm}.weight" if op and op.norm else None,
         offset=op.norm_offset if op else 0.0,
         scale=scale,
+        format=plan.options.matrix_format,
     )
 
 
