@@ -17,7 +17,7 @@ ON_GPUS = [found for found in FORMATS.values() if found.runs_on_gpu]
 
 
 class Thin(WeightFormat):
-    """A nibble an element, and a byte a row: on the host alone."""
+    """A nibble an element, and two bytes a row: on the host alone."""
 
     id = 77
     name = "thin"
@@ -26,7 +26,7 @@ class Thin(WeightFormat):
 
     @classmethod
     def slab_bytes(cls, num_rows: int, num_cols: int, tiled: bool) -> int:
-        return num_rows * (1 + num_cols // 2)
+        return num_rows * (2 + num_cols // 2)
 
 
 @pytest.fixture(name="thin")
@@ -102,7 +102,7 @@ def test_reads_are_those_of_the_format(task: type[Linear], args: type[LinearArgs
 
 def test_options(thin: type[WeightFormat]) -> None:
     assert DecodeOptions(weight_format="thin").matrix_format is thin
-    with pytest.raises(UsageError, match="weight_format is 'thick'; formats are bf16, thin"):
+    with pytest.raises(UsageError, match=r"weight_format is 'thick'; formats are bf16, .*thin"):
         DecodeOptions(weight_format="thick")
-    with pytest.raises(UsageError, match="weight_format is 'thin'; formats on GPUs are bf16"):
+    with pytest.raises(UsageError, match=r"weight_format is 'thin'; formats on GPUs are bf16(?!.*thin)"):
         DecodeOptions(weight_format="thin", tiled=True)
