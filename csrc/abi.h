@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 3836739947772740863ull;
+constexpr uint64_t ABI_HASH = 15578239982074399583ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -56,8 +56,6 @@ enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3, 
 
 enum class CommandKind : uint32_t { ADD = 0, CANCEL = 1, FINISH = 2 };
 
-enum class WeightFormatId : uint32_t { BF16 = 0 };
-
 enum class Abort : uint32_t { NONE = 0, HANG = 1, RANK_LOST = 2, INTERRUPTED = 3 };
 
 enum class Mark : uint32_t { TASK = 0, TIME = 1, ENTERED = 2, PREPARED = 3, INPUTS = 4, FIRST = 5, LAST = 6, MET = 7, STORED = 8, LEFT = 9 };
@@ -69,7 +67,7 @@ enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2, SEEDED = 4 };
 #define DISTMK_GATED_EPILOGUES(X) X(SWIGLU) X(GEGLU)
 // distmk/formats/bf16.py
 struct Bf16Format {
-  static constexpr uint32_t ELEMENT_BITS = 16u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t ID = 0u, ELEMENT_BITS = 16u, COPY_ALIGN_BYTES = 16u;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -749,7 +747,7 @@ static_assert(offsetof(SumArgs, input_norm) == 80);
 
 struct LinearArgs {
   uint64_t x;  // bf16 [rows, k]
-  uint64_t weight;  // bf16 [n, k] ([2n, k] where gated: gate rows, then up rows)
+  uint64_t weight;  // [n, k] in `format` ([2n, k] where gated: gate rows, then up rows)
   uint64_t bias;  // f32 [n or 2n]; 0: none
   uint64_t out;
   uint64_t out_bf16;  // STORE, ADD: bf16 columns of every row, `out` rounded; 0: none
@@ -777,8 +775,10 @@ struct LinearArgs {
   uint32_t fused_combine_len;  // positions that a single row in `fused_partials` sees at most
   uint32_t keeps_logits;  // 1: logits of all sampled rows are stored; 0: of those that need them
   float softcap;  // ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
+  uint32_t format;  // of the weight (distmk/formats)
+  uint32_t pad;
 };
-static_assert(sizeof(LinearArgs) == 152);
+static_assert(sizeof(LinearArgs) == 160);
 static_assert(offsetof(LinearArgs, x) == 0);
 static_assert(offsetof(LinearArgs, weight) == 8);
 static_assert(offsetof(LinearArgs, bias) == 16);
@@ -808,6 +808,8 @@ static_assert(offsetof(LinearArgs, window) == 136);
 static_assert(offsetof(LinearArgs, fused_combine_len) == 140);
 static_assert(offsetof(LinearArgs, keeps_logits) == 144);
 static_assert(offsetof(LinearArgs, softcap) == 148);
+static_assert(offsetof(LinearArgs, format) == 152);
+static_assert(offsetof(LinearArgs, pad) == 156);
 
 struct EmbedArgs {
   uint64_t table;  // bf16 [last_token - first_token, k]: this rank's rows of the embedding
@@ -1083,7 +1085,7 @@ static_assert(offsetof(SampleRowArgs, job_batch) == 100);
 
 struct LinearJobsArgs {
   uint64_t x;  // activations of k columns (distmk/tasks/activations.py)
-  uint64_t weight;  // bf16 [num_rows, k_pitch], packed in tiles if `tiled`
+  uint64_t weight;  // [num_rows, k_pitch] in `format`, packed in tiles if `tiled`
   uint64_t bias;  // f32 [num_rows]; 0: none
   uint64_t out;
   uint64_t batch;
@@ -1101,8 +1103,10 @@ struct LinearJobsArgs {
   uint32_t sampled;  // sampled rows at most, if x has no others; 0: x has all rows
   float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
   float scale;  // of x @ weight.T, host only; 0: none
+  uint32_t format;  // of the weight (distmk/formats)
+  uint32_t pad;
 };
-static_assert(sizeof(LinearJobsArgs) == 96);
+static_assert(sizeof(LinearJobsArgs) == 104);
 static_assert(offsetof(LinearJobsArgs, x) == 0);
 static_assert(offsetof(LinearJobsArgs, weight) == 8);
 static_assert(offsetof(LinearJobsArgs, bias) == 16);
@@ -1122,6 +1126,8 @@ static_assert(offsetof(LinearJobsArgs, tiled) == 80);
 static_assert(offsetof(LinearJobsArgs, sampled) == 84);
 static_assert(offsetof(LinearJobsArgs, softcap) == 88);
 static_assert(offsetof(LinearJobsArgs, scale) == 92);
+static_assert(offsetof(LinearJobsArgs, format) == 96);
+static_assert(offsetof(LinearJobsArgs, pad) == 100);
 
 struct AppendKvArgs {
   uint64_t qkv;  // bf16 [MAX_BUCKET_ROWS, qkv_stride], before norm and RoPE
@@ -1367,7 +1373,7 @@ struct ScaledLinearArgs {
   float scale;  // of x @ weight.T
   uint32_t x_squares_stride;
   uint32_t num_squares;
-  uint32_t pad;
+  uint32_t format;
 };
 static_assert(sizeof(ScaledLinearArgs) == 160);
 static_assert(offsetof(ScaledLinearArgs, x) == 0);
@@ -1395,7 +1401,7 @@ static_assert(offsetof(ScaledLinearArgs, softcap) == 140);
 static_assert(offsetof(ScaledLinearArgs, scale) == 144);
 static_assert(offsetof(ScaledLinearArgs, x_squares_stride) == 148);
 static_assert(offsetof(ScaledLinearArgs, num_squares) == 152);
-static_assert(offsetof(ScaledLinearArgs, pad) == 156);
+static_assert(offsetof(ScaledLinearArgs, format) == 156);
 
 enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25 };
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write csrc/abi.h from distmk/abi and the registered task types. `--check` only compares."""
+"""Write csrc/abi.h from distmk/abi and the registered task types, and the list of weight formats. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from distmk.tasks import abi_header
 
-PATH = Path(__file__).resolve().parent.parent / "csrc" / "abi.h"
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
 
 def main() -> int:
-    text = abi_header.render()
-    if "--check" in sys.argv[1:]:
-        if not PATH.exists() or PATH.read_text() != text:
-            print("csrc/abi.h is not what distmk/abi says; run python scripts/gen_abi.py", file=sys.stderr)
+    texts = {CSRC / "abi.h": abi_header.render(), CSRC / "host/formats/all.h": abi_header.render_formats()}
+    for path, text in texts.items():
+        if "--check" not in sys.argv[1:]:
+            path.write_text(text)
+            print(
+                f"wrote {path.name}: {len(text.splitlines())} lines, pointers of {ctypes.sizeof(ctypes.c_void_p)} bytes"
+            )
+        elif not path.exists() or path.read_text() != text:
+            print(f"{path.name} is not what distmk says; run python scripts/gen_abi.py", file=sys.stderr)
             return 1
-        return 0
-    PATH.write_text(text)
-    print(f"wrote {PATH.name}: {len(text.splitlines())} lines, pointers of {ctypes.sizeof(ctypes.c_void_p)} bytes")
     return 0
 
 

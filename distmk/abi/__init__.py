@@ -86,7 +86,6 @@ from distmk.abi.values import (
     LaunchKind,
     Mark,
     Space,
-    WeightFormatId,
     operand,
     split_operand,
 )
@@ -177,7 +176,6 @@ __all__ = [
     "Trigger",
     "Wait",
     "WaitRecordABI",
-    "WeightFormatId",
     "check_scores",
     "operand",
     "split_operand",

@@ -109,12 +109,6 @@ class CommandKind(enum.IntEnum):
     FINISH = 2
 
 
-class WeightFormatId(enum.IntEnum):
-    """How the elements of a matrix are stored (distmk/formats)."""
-
-    BF16 = 0
-
-
 class Abort(enum.IntEnum):
     """Why a launch was given up: the values of the abort flag."""
 
@@ -147,7 +141,6 @@ ENUMS: tuple[type[enum.IntEnum], ...] = (
     Epilogue,
     FinishReason,
     CommandKind,
-    WeightFormatId,
     Abort,
     Mark,
     RowSample,

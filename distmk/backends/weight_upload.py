@@ -79,7 +79,8 @@ def _upload_matrix(
         block = rows.read(list(_row_ranges(weight, begin, end)), cols)
         if factors is not None:
             rows.scale(block, factors)
-        stored = weight.format.pack(block, slabs, weight.tiling.paired) if weight.tiling else block
+        tiling, how = weight.tiling, weight.format
+        stored = how.pack(block, slabs, tiling.paired) if tiling else how.encode(block)
         offset = weight.offset_of(begin)
         backend.write(allocation, offset, stored)
         loaded.add(weight.offset_of(end) - offset)

@@ -1,12 +1,21 @@
-"""Weight formats: what the bytes of a matrix mean, and the order in which a GPU streams them."""
+"""Weight formats: what the bytes of a matrix mean, and the order in which a GPU streams them.
+
+Every module of this package is imported with it, so a new file adds its format by being here. How the host decodes it is in the
+header of the same name in csrc/host/formats.
+"""
 
 from __future__ import annotations
 
-from distmk.abi import WeightFormatId
+import importlib
+import pkgutil
+
 from distmk.formats.bf16 import Bf16
 from distmk.formats.weight_format import WeightFormat
 
 __all__ = ["FORMATS", "Bf16", "WeightFormat"]
 
-FORMATS: dict[WeightFormatId, type[WeightFormat]] = {kind.id: kind for kind in (Bf16,)}
-"""Every weight format."""
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+FORMATS = {found.id: found for found in sorted(WeightFormat.__subclasses__(), key=lambda found: found.id)}
+"""Every weight format, by its number."""

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from distmk.abi import WeightFormatId
 from distmk.formats.tiles import padded_cols
 from distmk.model.bf16 import F32
 
@@ -18,18 +17,22 @@ class WeightFormat(ABC):
     it. With tiles (`formats.tiles`) a slab is the stream of bytes that a GPU's loader copies, a stage at a time; a format may
     put scales behind the tiles of each stage, so that one copy brings both.
 
-    id: of the format in saved programs. name: what users call it; C++ has the constants below as `<Name>Format` (csrc/abi.h).
+    id: its number in arguments of tasks and in saved programs. name: what users call it, and the name of its module. C++ has the
+        constants of a class `Name` as `NameFormat` (csrc/abi.h); how the host decodes its rows is `NameRows` in the header of
+        the module's name in csrc/host/formats.
     element_bits: bits of an element, without scales.
     copy_align_bytes: a slab, and every part of it that a loader copies at once, begins at a multiple of this.
     folds_factors: a factor of each column, such as the weight of the norm in front, can be multiplied into the matrix. Where it
         cannot, whoever writes the activations multiplies them.
+    runs_on_gpu: the kernel multiplies its tiles. Other formats are for the host alone and have no tiles.
     """
 
-    id: ClassVar[WeightFormatId]
+    id: ClassVar[int]
     name: ClassVar[str]
     element_bits: ClassVar[int]
     copy_align_bytes: ClassVar[int] = 16
     folds_factors: ClassVar[bool]
+    runs_on_gpu: ClassVar[bool] = False
 
     @classmethod
     def pitch(cls, num_cols: int, tiled: bool) -> int:
@@ -39,14 +42,22 @@ class WeightFormat(ABC):
     @classmethod
     @abstractmethod
     def slab_bytes(cls, num_rows: int, num_cols: int, tiled: bool) -> int:
-        """Bytes of a slab, with its scales."""
+        """Bytes of a slab, with its scales. Without tiles every row takes as many as every other."""
 
     @classmethod
     @abstractmethod
+    def encode(cls, rows: Any) -> Any:
+        """What is stored of bf16 rows [n, cols] of a checkpoint, without tiles: an array of `slab_bytes` bytes.
+
+        `rows` is a numpy array of uint16 or, if the format runs on GPUs, a torch tensor of int16.
+        """
+
+    @classmethod
     def pack(cls, rows: Any, slabs: Sequence[int], paired: bool) -> Any:
-        """Tiles of the elements `rows` [n, cols], which are consecutive slabs of `slabs` rows each; see `tiles.pack_rows`."""
+        """Tiles of bf16 rows [n, cols], which are consecutive slabs of `slabs` rows each; see `tiles.pack_rows`."""
+        raise NotImplementedError(f"{cls.name} has no tiles")
 
     @classmethod
     @abstractmethod
     def values(cls, stored: Any) -> F32:
-        """What rows that are stored without tiles stand for, float32 [rows, cols]; the oracle of the decodes in C++."""
+        """What the rows that `encode` returned stand for, float32 [rows, cols]: the oracle of the decodes in C++, exactly."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from distmk.abi import MAX_RANKS, LaunchKind, Space
 from distmk.errors import UsageError, one_line, shown
+from distmk.formats import Bf16, WeightFormat
 from distmk.graph.hosts import host_ranks
 from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Segment, Slab, Tiling, Weight, WeightKind
 from distmk.graph.task import Task
@@ -118,6 +119,7 @@ class Graph:
         col_scale: str | None = None,
         offset: float = 0.0,
         scale: float = 1.0,
+        format: type[WeightFormat] = Bf16,
     ) -> Weight:
         """Add read-only memory of one rank, packed from checkpoint tensors; see `Weight`. `rows` 0: as many as in `segments`.
 
@@ -136,6 +138,7 @@ class Graph:
             col_scale=col_scale,
             offset=offset,
             scale=scale,
+            format=format,
         )
         known = self.memory.weights.setdefault((name, rank), made)
         if not _are_alike(known, made):

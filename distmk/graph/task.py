@@ -9,6 +9,7 @@ that Python needs.
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from distmk.abi import MAX_ROWS, TASK_ARGS_BYTES, Batch, LaunchKind, split_operand
-from distmk.formats import Bf16
+from distmk.formats import FORMATS, Bf16
 from distmk.graph.regions import Region, Slab, Weight
 
 
@@ -79,12 +80,13 @@ def access(
 
 def constant_access(rank: int, operand: int, row_bytes: int, num_rows: int) -> Access:
     """The read of whole rows of a weight."""
-    return access(False, rank, operand, row_bytes, num_rows, None, 2 if row_bytes % 4 else 4, CONSTANT)
+    return access(False, rank, operand, row_bytes, num_rows, None, math.gcd(row_bytes, 4), CONSTANT)
 
 
-def weight_access(rank: int, operand: int, pitch: int, num_rows: int) -> Access:
-    """The read of rows of a matrix, of `pitch` elements each."""
-    return constant_access(rank, operand, Bf16.slab_bytes(1, pitch, tiled=False), num_rows)
+def weight_access(rank: int, operand: int, pitch: int, num_rows: int, format_id: int = Bf16.id) -> Access:
+    """The read of rows of a matrix, of `pitch` elements each. ValueError: no format has the number `format_id`."""
+    require(format_id in FORMATS, "the weight has no known format")
+    return constant_access(rank, operand, FORMATS[format_id].slab_bytes(1, pitch, tiled=False), num_rows)
 
 
 def require(is_met: bool, text: str) -> None:

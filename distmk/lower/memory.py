@@ -35,14 +35,15 @@ def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
     num_q, num_kv = (min(getattr(shard, name) for shard in shards) for name in ("num_q", "num_kv"))
     mlp_cols, vocab_rows = config.intermediate_size // options.num_ranks, config.vocab_size // options.num_ranks
     layer = hidden * (2 * (num_q + num_kv) * head_dim + 3 * mlp_cols)
-    tables = 2 * vocab_rows * hidden  # a tied head is a copy, multiplied by the weight of the norm before it
+    table = vocab_rows * hidden  # a tied head is a copy, multiplied by the weight of the norm before it
+    matrices = (config.num_layers * layer + table) * options.matrix_format.element_bits // 8
     rope = options.max_model_len * head_dim * F32_BYTES
     cached = 2 * max(shard.num_kv for shard in shards) * head_dim * options.total_pages * options.page_size
     has_slots = options.row_buckets[0] <= MAX_ROWS and options.all_reduces and not options.crosses_hosts
     pushed = 3 * options.num_ranks if has_slots else 0
     jobs, from_peers = _job_bytes(config, options, shards) if options.row_buckets[-1] > MAX_ROWS else (0, 0)
     return MemoryNeed(
-        weights=(config.num_layers * layer + tables) * BF16_BYTES + rope,
+        weights=matrices + table * BF16_BYTES + rope,
         kv_cache=config.num_layers * cached * BF16_BYTES,
         heap=pushed * MAX_ROWS * hidden * F32_BYTES + from_peers,
         jobs=jobs,

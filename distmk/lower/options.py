@@ -8,6 +8,7 @@ from typing import Literal
 
 from distmk.abi import MAX_BUCKET_ROWS, MAX_PROGRAMS, MAX_ROWS, MAX_SEQUENCES, LaunchKind
 from distmk.errors import UsageError
+from distmk.formats import FORMATS, WeightFormat
 from distmk.graph.hosts import host_ranks
 from distmk.tasks.slots import slots_for
 from distmk.tasks.splits import KV_TILE, MAX_SPLITS
@@ -49,6 +50,7 @@ class DecodeOptions:
     tiled: pack matrices in the tiles that a GPU streams.
     folds_factors: multiply norm weights and scales into the matrices when these are loaded. Else tasks multiply activations and
         sums by them, for weights that cannot take a factor per column; this form is for the host twin alone, so not `tiled`.
+    weight_format: the name of the format (`distmk.formats`) of the matrices of linear layers. Embedding tables are bf16.
     attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread": attention
         is in the list of every worker, which takes its share.
     num_reserved: with several ranks, workers without rows of qkv and o, reserved for a single decode row's attention.
@@ -74,6 +76,7 @@ class DecodeOptions:
     keep_logits: bool = False
     tiled: bool = False
     folds_factors: bool = True
+    weight_format: str = "bf16"
     attention_launch: Literal["massive", "spread"] = "massive"
     num_reserved: int | None = None
     loopback: bool = False
@@ -106,6 +109,10 @@ class DecodeOptions:
                 "choose the host backend"
             )
         host_ranks(self.host_sizes, self.num_ranks)  # raises if they do not fit together
+        known = [kind.name for kind in FORMATS.values() if kind.runs_on_gpu or not self.tiled]
+        if self.weight_format not in known:
+            where = " on GPUs" if self.tiled else ""
+            raise UsageError(f"weight_format is {self.weight_format!r}; formats{where} are {', '.join(known)}")
         self._check_row_buckets()
 
     def _check_row_buckets(self) -> None:
@@ -126,6 +133,11 @@ class DecodeOptions:
                 f"max_num_seqs is {self.max_seqs}; an iteration{where} carries {widest} tokens, one for each sequence, so give "
                 f"at most {widest}"
             )
+
+    @property
+    def matrix_format(self) -> type[WeightFormat]:
+        """The format of the matrices of linear layers."""
+        return next(kind for kind in FORMATS.values() if kind.name == self.weight_format)
 
     @property
     def all_reduces(self) -> bool:

@@ -211,6 +211,7 @@ def _matrix(
         col_scale=f"{norm}.weight" if norm else None,
         offset=op.norm_offset if op and folds else 0.0,
         scale=scale if folds else 1.0,
+        format=plan.options.matrix_format,
     )
 
 

@@ -191,7 +191,7 @@ def _encoded(weight: Weight, allocation: Placed) -> list[Any]:
     segments = [[s.tensor, s.row_begin, s.row_end] for s in weight.segments]
     return [
         weight.name, weight.rows, weight.cols, weight.kind.value, weight.col_begin, segments, tiling, weight.col_scale,
-        weight.offset, weight.scale, int(weight.format.id), allocation.offset
+        weight.offset, weight.scale, weight.format.id, allocation.offset
     ]  # fmt: skip
 
 

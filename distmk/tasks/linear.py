@@ -56,7 +56,7 @@ def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list
 class LinearArgs(ctypes.Structure):
     _fields_ = [
         ("x", c_uint64),  # bf16 [rows, k]
-        ("weight", c_uint64),  # bf16 [n, k] ([2n, k] where gated: gate rows, then up rows)
+        ("weight", c_uint64),  # [n, k] in `format` ([2n, k] where gated: gate rows, then up rows)
         ("bias", c_uint64),  # f32 [n or 2n]; 0: none
         ("out", c_uint64),
         ("out_bf16", c_uint64),  # STORE, ADD: bf16 columns of every row, `out` rounded; 0: none
@@ -85,15 +85,17 @@ class LinearArgs(ctypes.Structure):
         ("fused_combine_len", c_uint32),  # positions that a single row in `fused_partials` sees at most
         ("keeps_logits", c_uint32),  # 1: logits of all sampled rows are stored; 0: of those that need them
         ("softcap", c_float),  # ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
+        ("format", c_uint32),  # of the weight (distmk/formats)
+        ("pad", c_uint32),
     ]
 
 
 @task_type(4, "linear")
 @dataclass(frozen=True, eq=False)
 class Linear(Task):
-    """out = epilogue(x @ slab.T / rms(x) + bias): bf16 activations and weights, float32 accumulation.
+    """out = epilogue(x @ slab.T / rms(x) + bias): bf16 activations, weights of any format, float32 accumulation.
 
-    x: bf16 [rows, k]. slab: bf16 [n, k] ([2n, k] where gated). out: f32 columns of every row (STORE, ADD), bf16 ones (gated), an
+    x: bf16 [rows, k]. slab: [n, k] ([2n, k] where gated). out: f32 columns of every row (STORE, ADD), bf16 ones (gated), an
     f32 [rows, n] block in every rank's slot (PUSH), or one Candidate a row (ARGMAX, of sampled rows only). out_bf16: the columns
     of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them. logits: f32 columns of the rows that
     are drawn or scored (`RowSample`), or of all sampled ones (`keeps_logits`). softcap: they are stored as
@@ -206,6 +208,7 @@ class Linear(Task):
             polls=int(self.polls),
             keeps_logits=int(self.keeps_logits),
             softcap=self.softcap,
+            format=self.slab.weight.format.id,
         )
 
     @classmethod
@@ -230,7 +233,7 @@ def product_accesses(args: Any, rank: int, num_ranks: int) -> list[Access]:
     _check_linear(args)
     rows, halves, polls = rows_of(args.batch), 2 if args.epilogue in GATED else 1, bool(getattr(args, "polls", False))
     x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
-    found = [x._replace(early=polls), weight_access(rank, args.weight, args.k_pitch, args.n * halves)]
+    found = [x._replace(early=polls), weight_access(rank, args.weight, args.k_pitch, args.n * halves, args.format)]
     if args.epilogue == Epilogue.ADD:
         found.append(f32_access(False, rank, args.out, args.n, rows, args.out_stride)._replace(early=polls))
     if args.bias:

@@ -23,7 +23,7 @@ EPILOGUES = (Epilogue.STORE, Epilogue.PARTS, Epilogue.LOGITS, *GATED)
 class LinearJobsArgs(ctypes.Structure):
     _fields_ = [
         ("x", c_uint64),  # activations of k columns (distmk/tasks/activations.py)
-        ("weight", c_uint64),  # bf16 [num_rows, k_pitch], packed in tiles if `tiled`
+        ("weight", c_uint64),  # [num_rows, k_pitch] in `format`, packed in tiles if `tiled`
         ("bias", c_uint64),  # f32 [num_rows]; 0: none
         ("out", c_uint64),
         ("batch", c_uint64),
@@ -41,13 +41,15 @@ class LinearJobsArgs(ctypes.Structure):
         ("sampled", c_uint32),  # sampled rows at most, if x has no others; 0: x has all rows
         ("softcap", c_float),  # LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
         ("scale", c_float),  # of x @ weight.T, host only; 0: none
+        ("format", c_uint32),  # of the weight (distmk/formats)
+        ("pad", c_uint32),
     ]
 
 
 @task_type(15, "linear_jobs")
 @dataclass(frozen=True, eq=False)
 class LinearJobs(JobTask):
-    """out = epilogue(x @ slab.T + bias) for the rows of a job iteration: bf16 activations and weights, float32 accumulation.
+    """out = epilogue(x @ slab.T + bias) for the rows of a job iteration: bf16 activations, weights of any format, float32 sums.
 
     x: activations (`distmk.tasks.activations`), of all rows or of the sampled ones. slab: the whole matrix of a rank, packed in
     the slabs of a slab program's tasks (`partition`). Rows of gate and up are paired within a slab: of 2h rows, row i of gate is
@@ -118,6 +120,7 @@ class LinearJobs(JobTask):
             sampled=self.out.buffer.rows if self.rows is RowSet.SAMPLED else 0,
             softcap=self.softcap,
             scale=self.scale if self.scale != 1.0 else 0.0,
+            format=weight.format.id,
         )
 
     @classmethod
@@ -134,7 +137,11 @@ class LinearJobs(JobTask):
         _check_linear_jobs(args)
         n = args.num_rows
         x = activation_access(False, rank, args.x, args.k, args.tiled, args.sampled or MAX_BUCKET_ROWS)
-        found = [x, weight_access(rank, args.weight, args.k_pitch, n), *job_batch_accesses(rank, args.batch)]
+        found = [
+            x,
+            weight_access(rank, args.weight, args.k_pitch, n, args.format),
+            *job_batch_accesses(rank, args.batch),
+        ]
         if args.bias:
             found.append(constant_access(rank, args.bias, 4, n))
         if args.epilogue == Epilogue.STORE:

@@ -47,7 +47,7 @@ class ScaledLinearArgs(ctypes.Structure):
         ("scale", c_float),  # of x @ weight.T
         ("x_squares_stride", c_uint32),
         ("num_squares", c_uint32),
-        ("pad", c_uint32),
+        ("format", c_uint32),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Every weight format: its sizes are those of what it packs, and its values those of an oracle."""
+"""Every weight format: its sizes are those of what it stores, and its values those of an oracle."""
 
 from __future__ import annotations
 
@@ -6,15 +6,44 @@ import numpy as np
 import pytest
 import torch
 
-from distmk.abi import WeightFormatId
-from distmk.formats import FORMATS, WeightFormat
+from distmk.errors import UsageError
+from distmk.formats import FORMATS, Bf16, WeightFormat
+from distmk.formats import weight_format as module
+from distmk.lower import DecodeOptions
+from distmk.tasks.linear import Linear, LinearArgs
+from distmk.tasks.linear_jobs import LinearJobs, LinearJobsArgs
+
+ON_GPUS = [found for found in FORMATS.values() if found.runs_on_gpu]
 
 
-def test_every_id_has_a_format() -> None:
-    assert set(FORMATS) == set(WeightFormatId)
+class Thin(WeightFormat):
+    """A nibble an element, and two bytes a row: on the host alone."""
+
+    id = 77
+    name = "thin"
+    element_bits = 4
+    folds_factors = True
+
+    @classmethod
+    def slab_bytes(cls, num_rows: int, num_cols: int, tiled: bool) -> int:
+        return num_rows * (2 + num_cols // 2)
 
 
-@pytest.mark.parametrize("weight_format", FORMATS.values(), ids=lambda found: found.name)
+@pytest.fixture(name="thin")
+def _thin(monkeypatch: pytest.MonkeyPatch) -> type[WeightFormat]:
+    monkeypatch.setitem(FORMATS, Thin.id, Thin)
+    return Thin
+
+
+def test_numbers_and_names_are_distinct() -> None:
+    assert len(FORMATS) == len({found.name for found in FORMATS.values()})
+    defined = [found for found in WeightFormat.__subclasses__() if found.__module__.startswith(module.__package__)]
+    assert sorted(found.name for found in defined) == sorted(found.name for found in FORMATS.values())
+    assert all(found.__module__ == f"{module.__package__}.{found.name}" for found in defined)
+    assert FORMATS[0] is Bf16  # in saved programs
+
+
+@pytest.mark.parametrize("weight_format", ON_GPUS, ids=lambda found: found.name)
 def test_slab_bytes(weight_format: type[WeightFormat]) -> None:
     rng = np.random.default_rng()
     for paired in (False, True):
@@ -28,8 +57,52 @@ def test_slab_bytes(weight_format: type[WeightFormat]) -> None:
         )
 
 
+@pytest.mark.parametrize("weight_format", FORMATS.values(), ids=lambda found: found.name)
+def test_what_is_stored_without_tiles(weight_format: type[WeightFormat]) -> None:
+    """As many bytes as said, a row like every other, and close to what was given."""
+    rng = np.random.default_rng()
+    num_rows, cols = (int(n) for n in rng.integers(2, 90, 2))
+    given = torch.from_numpy(rng.standard_normal((num_rows, cols), np.float32)).bfloat16()
+    bits = given.view(torch.int16).numpy().view(np.uint16)
+    stored = weight_format.encode(bits)
+    row_bytes = weight_format.slab_bytes(1, cols, tiled=False)
+    assert stored.nbytes == num_rows * row_bytes == weight_format.slab_bytes(num_rows, cols, tiled=False)
+    alone = np.concatenate([weight_format.encode(bits[row : row + 1]) for row in range(num_rows)])
+    assert np.array_equal(stored, alone), "a row depends on the others"
+    values = weight_format.values(stored)
+    assert np.linalg.norm(values - given.float().numpy()) <= 0.1 * np.linalg.norm(given.float().numpy())
+
+
 def test_values_of_bf16() -> None:
     bits = np.random.default_rng().integers(0, 1 << 16, (5, 300)).astype(np.uint16)
     want = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).float().numpy()
-    got = FORMATS[WeightFormatId.BF16].values(bits)
+    got = Bf16.values(Bf16.encode(bits))
     assert np.array_equal(got, want, equal_nan=True), f"first at {np.argwhere(got != want)[:1]}"
+
+
+def linear_args(format_id: int) -> LinearArgs:
+    return LinearArgs(x=64, weight=4096, out=128, k=30, k_pitch=30, n=7, x_stride=30, out_stride=7, format=format_id)
+
+
+def jobs_args(format_id: int) -> LinearJobsArgs:
+    shape = {"k": 30, "k_pitch": 30, "num_rows": 7, "num_slabs": 1, "num_splits": 1, "out_stride": 7}
+    return LinearJobsArgs(x=64, weight=4096, out=128, batch=32, **shape, format=format_id)
+
+
+@pytest.mark.parametrize(("task", "args"), [(Linear, linear_args), (LinearJobs, jobs_args)])
+def test_reads_are_those_of_the_format(task: type[Linear], args: type[LinearArgs], thin: type[WeightFormat]) -> None:
+    for found in (Bf16, thin):
+        (read,) = [each for each in task.accesses(args(found.id), 0, 1) if each.offset == 4096]
+        row_bytes = found.slab_bytes(1, 30, tiled=False)
+        assert (read.row_bytes, read.stride, read.num_rows, read.write) == (row_bytes, row_bytes, 7, False)
+        assert row_bytes % read.align_bytes == 0
+    with pytest.raises(ValueError, match="no known format"):
+        task.accesses(args(78), 0, 1)
+
+
+def test_options(thin: type[WeightFormat]) -> None:
+    assert DecodeOptions(weight_format="thin").matrix_format is thin
+    with pytest.raises(UsageError, match=r"weight_format is 'thick'; formats are bf16, .*thin"):
+        DecodeOptions(weight_format="thick")
+    with pytest.raises(UsageError, match=r"weight_format is 'thin'; formats on GPUs are bf16(?!.*thin)"):
+        DecodeOptions(weight_format="thin", tiled=True)

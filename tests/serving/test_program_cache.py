@@ -100,30 +100,25 @@ def test_any_change_is_another_program() -> None:
         "num_schedulers": 2,
         "attention_launch": "spread",
         "row_buckets": (16, 512),
+        "num_pages": OPTIONS.max_pages + 1,
+        "num_reserved": 1,
+        "host_sizes": (2, 1),
     }
 
-    def changed(value: Any, name: str) -> Any:
-        return other[name] if name in other else not value if isinstance(value, bool) else value * 2
+    def changed(given: Any, name: str) -> Any:
+        """With another value of a field, also one that does not go together with the others."""
+        value = getattr(given, name)
+        made = object.__new__(type(given))
+        for each in dataclasses.fields(given):
+            object.__setattr__(made, each.name, getattr(given, each.name))
+        value = other[name] if name in other else not value if isinstance(value, bool) else value * 2
+        object.__setattr__(made, name, value)
+        return made
 
     keys = {program_cache._key(CONFIG, OPTIONS)}
-    configs, options = dataclasses.fields(CONFIG), dataclasses.fields(OPTIONS)
-    defaults = {
-        "num_pages": OPTIONS.max_pages + 1,
-        "max_seqs": 5,
-        "num_reserved": 1,
-        "max_splits": 8,
-        "host_sizes": (2, 1),
-    }  # doubled: no change, or too much
-    for field in configs:
-        value = changed(getattr(CONFIG, field.name), field.name)
-        config = object.__new__(type(CONFIG))  # also one whose sizes would not go together
-        for each in configs:
-            object.__setattr__(config, each.name, getattr(CONFIG, each.name))
-        object.__setattr__(config, field.name, value)
-        keys.add(program_cache._key(config, OPTIONS))
-    for field in options:
-        value = defaults.get(field.name) or changed(getattr(OPTIONS, field.name), field.name)
-        keys.add(program_cache._key(CONFIG, dataclasses.replace(OPTIONS, **{field.name: value})))
+    configs, options = ([field.name for field in dataclasses.fields(given)] for given in (CONFIG, OPTIONS))
+    keys |= {program_cache._key(changed(CONFIG, name), OPTIONS) for name in configs}
+    keys |= {program_cache._key(CONFIG, changed(OPTIONS, name)) for name in options}
     assert len(keys) == 1 + len(configs) + len(options)
 
 

@@ -24,11 +24,16 @@ struct PackedTag;
 template <class Args>
 Weights weights_of(const Context& context, const Args& args) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
-  return {context.at<uint16_t>(args.weight), context.at<float>(args.bias), epilogue, args.k,
+  return {context.at<uint8_t>(args.weight),
+          row_format(args.format, args.k),
+          context.at<float>(args.bias),
+          epilogue,
+          args.k,
           is_gated(epilogue) ? 2 * args.n : args.n};
 }
 Weights weights_of(const Context& context, const LinearJobsArgs& args) {
-  return {context.at<uint16_t>(args.weight),
+  return {context.at<uint8_t>(args.weight),
+          row_format(args.format, args.k),
           context.at<float>(args.bias),
           static_cast<Epilogue>(args.epilogue),
           args.k,

@@ -6,20 +6,47 @@
 #include "host/bodies/matmul.h"
 #include "host/bodies/panels.h"
 #include "host/bodies/shares.h"
+#include "host/formats/all.h"
 #include "runtime/pointwise.h"
 #include "runtime/slabs.h"
 
 namespace distmk {
 
-// The weights of a task: bf16 [num_rows, k], whose columns of the output are one row each or, gated, two (slabs.h).
+// Of rows of k elements in the format `id`, which `check` knows.
+inline RowFormat row_format(uint32_t id, uint32_t k) {
+#define DISTMK_ROW_FORMAT(Name) \
+  if (id == Name##Format::ID) return {Name##Rows::row_bytes(k), Name##Rows::decode};
+  DISTMK_WEIGHT_FORMATS(DISTMK_ROW_FORMAT)
+#undef DISTMK_ROW_FORMAT
+  return {};
+}
+
+// The weights of a task: [num_rows, k], whose columns of the output are one row each or, gated, two (slabs.h).
 struct Weights {
-  const uint16_t* data;
+  const uint8_t* data;
+  RowFormat format;
   const float* bias;  // null: none
   Epilogue epilogue;
   uint32_t k, num_rows, num_slabs = 1, num_reduced = 0, reduced_rows = 0;
 
   bool gated() const { return is_gated(epilogue); }
   uint32_t num_cols() const { return gated() ? num_rows / 2 : num_rows; }
+
+  // Memory of the calling thread to decode `count` rows of `num_cols` columns; null: they need not be decoded.
+  template <class Tag>
+  uint16_t* room_for(uint64_t count, uint32_t num_cols) const {
+    return format.decode ? reinterpret_cast<uint16_t*>(simd::scratch<Tag>((count * num_cols + 1) / 2)) : nullptr;
+  }
+  // `count` consecutive rows from `first` on as bf16, of the columns `cols`: k elements apart where they lie, or
+  // decoded to `room` without gaps.
+  DISTMK_INLINE const uint16_t* rows(uint32_t first, uint32_t count, Range cols, uint16_t* room) const {
+    const uint8_t* begin = data + first * format.row_bytes;
+    if (!format.decode) return reinterpret_cast<const uint16_t*>(begin) + cols.begin;
+    for (uint32_t i = 0; i < count; ++i)
+      format.decode(begin + i * format.row_bytes, k, cols.begin, cols.end,
+                    room + uint64_t{i} * (cols.end - cols.begin));
+    return room;
+  }
 };
 
 // Sums of one row: `count` columns from `first` on; of gated columns, those of gate and those of up. Memory of a row
@@ -61,15 +88,19 @@ struct Sums {
 template <class Sink>
 void multiply_few(const Weights& weights, Range columns, const PackedRows& x, const Sink& sink) {
   struct ProductTag;
-  constexpr uint32_t AT_ONCE = 1536;  // so that the sums stay in the L2 cache
-  const uint64_t k = weights.k, stride = 2 * AT_ONCE + simd::LANES;
+  struct DecodedTag;
+  constexpr uint32_t AT_ONCE = 1536, DECODED_AT_ONCE = 32;  // so that sums and decoded rows stay in the L2 cache
+  const uint32_t at_once = weights.format.decode ? DECODED_AT_ONCE : AT_ONCE;
+  const uint64_t stride = 2 * at_once + simd::LANES;
+  uint16_t* room = weights.room_for<DecodedTag>(at_once, weights.k);
   float* y[MAX_SEQUENCES];
   float* product = simd::scratch<ProductTag>(x.num_rows() * stride + simd::LANES);
   for (uint32_t row = 0; row < x.num_rows(); ++row) y[row] = product + row * stride;
-  for (uint32_t first = columns.begin; first < columns.end && x.num_rows(); first += AT_ONCE) {
-    const uint32_t count = std::min(AT_ONCE, columns.end - first);
-    matmul(weights.data + first * k, count, x, y, 0);
-    if (weights.gated()) matmul(weights.data + (weights.num_cols() + first) * k, count, x, y, count);
+  for (uint32_t first = columns.begin; first < columns.end && x.num_rows(); first += at_once) {
+    const uint32_t count = std::min(at_once, columns.end - first);
+    const auto rows = [&](uint32_t begin) { return weights.rows(begin, count, {0, weights.k}, room); };
+    matmul(rows(first), count, x, y, 0);
+    if (weights.gated()) matmul(rows(weights.num_cols() + first), count, x, y, count);
     for (uint32_t row = 0; row < x.num_rows(); ++row) sink(Sums{row, first, count, y[row], y[row] + count});
   }
 }
@@ -109,17 +140,22 @@ class ManyRows {
   void pack(uint32_t* words, uint32_t panel, Range k) const {
     const uint16_t* rows[panels::COLS] = {};
     const uint32_t first = panel * panel_cols_;
-    const auto row = [&](uint32_t index) { return weights_.data + uint64_t{index} * weights_.k + k.begin; };
+    struct DecodedTag;
+    const uint32_t num_cols = k.end - k.begin;
+    uint16_t* room = weights_.room_for<DecodedTag>(panels::COLS, num_cols);
+    const auto row = [&](uint32_t index, uint32_t at) {
+      return weights_.rows(index, 1, k, room ? room + uint64_t{at} * num_cols : nullptr);
+    };
     for (uint32_t i = 0; i < panel_cols_ && first + i < weights_.num_cols(); ++i) {
       if (!weights_.gated()) {
-        rows[i] = row(first + i);
+        rows[i] = row(first + i, i);
       } else {
         const GateUp found(weights_, first + i);
-        rows[i] = row(found.gate);
-        rows[panel_cols_ + i] = row(found.up);
+        rows[i] = row(found.gate, i);
+        rows[panel_cols_ + i] = row(found.up, panel_cols_ + i);
       }
     }
-    panels::pack(words, rows, k.end - k.begin);
+    panels::pack(words, rows, num_cols);
   }
   template <class Sink>
   void multiply_group(const uint32_t* words, uint32_t panel, Range rows, Range k, const Sink& sink) const {

@@ -1,0 +1,126 @@
+"""A new weight format is two files, its class and the header by which the host decodes its rows; two headers are generated."""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.format_logits import check_logits
+from support.helpers import ROOT, Runner
+
+CLASS = '''
+"""Weights as a number from -15 to 15 in a byte, times a factor of each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distmk.formats.weight_format import WeightFormat
+from distmk.model.bf16 import F32, bf16_to_f32, f32_to_bf16
+
+
+class Coarse(WeightFormat):
+    """A row is its factor as float32, then a signed byte an element."""
+
+    id = 1000
+    name = "coarse"
+    element_bits = 8
+    folds_factors = True
+
+    @classmethod
+    def slab_bytes(cls, num_rows: int, num_cols: int, tiled: bool) -> int:
+        return num_rows * (4 + num_cols)
+
+    @classmethod
+    def encode(cls, rows: Any) -> Any:
+        values = bf16_to_f32(rows)
+        factors = np.maximum(np.abs(values).max(1, keepdims=True) / np.float32(15), np.float32(1e-30))
+        return np.concatenate([factors.view(np.uint8), np.rint(values / factors).astype(np.int8).view(np.uint8)], 1)
+
+    @classmethod
+    def values(cls, stored: Any) -> F32:
+        factors = np.ascontiguousarray(stored[:, :4]).view(np.float32)
+        return bf16_to_f32(f32_to_bf16(stored[:, 4:].view(np.int8).astype(np.float32) * factors))
+'''
+
+HEADER = """
+// Rows of a float32 factor, then a signed byte an element (distmk/formats/coarse.py).
+#pragma once
+#include "host/formats/row_format.h"
+#include "host/simd.h"
+
+namespace distmk {
+
+struct CoarseRows {
+  static uint64_t row_bytes(uint32_t k) { return sizeof(float) + uint64_t{k}; }
+
+  static void decode(const uint8_t* row, uint32_t, uint32_t begin, uint32_t end, uint16_t* out) {
+    float factor;
+    memcpy(&factor, row, sizeof factor);
+    const auto* elements = reinterpret_cast<const int8_t*>(row + sizeof factor);
+    for (uint32_t i = begin; i < end; ++i) *out++ = simd::to_bf16(static_cast<float>(elements[i]) * factor);
+  }
+};
+
+}  // namespace distmk
+"""
+
+NEW_FILES = {"distmk/formats/coarse.py": CLASS, "csrc/host/formats/coarse.h": HEADER}
+GENERATED = ["csrc/abi.h", "csrc/host/formats/all.h"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """A copy of the repository with the new format."""
+
+    folder: Path
+
+    def changed_files(self) -> list[str]:
+        """Files that are new or differ from the repository's."""
+        files = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file()]
+        return sorted(
+            file.as_posix()
+            for file in files
+            if "__pycache__" not in file.parts
+            and not ((ROOT / file).exists() and filecmp.cmp(self.folder / file, ROOT / file, shallow=False))
+        )
+
+    def weight_format(self) -> Any:
+        """The class, in this process."""
+        spec = importlib.util.spec_from_file_location("coarse", self.folder / "distmk" / "formats" / "coarse.py")
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.Coarse
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    folder = tmp_path_factory.mktemp("new_weight_format")
+    for part in ("distmk", "csrc"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "gen_abi.py", folder / "scripts")
+    for name, text in NEW_FILES.items():
+        (folder / name).write_text(text.lstrip())
+    generated = Runner(folder).run([sys.executable, "scripts/gen_abi.py"], {"PYTHONPATH": str(folder)})
+    assert generated.status == 0, generated.stderr
+    return Package(folder)
+
+
+def test_nothing_else_is_touched(package: Package) -> None:
+    assert package.changed_files() == sorted([*NEW_FILES, *GENERATED])
+
+
+@pytest.mark.parametrize(("num_ranks", "row_buckets"), [(1, "16,512"), (2, "16"), (2, "16,512")])
+def test_logits(num_ranks: int, row_buckets: str, package: Package, runner: Runner, tmp_path: Path) -> None:
+    """Prompts of few and of many rows, by slab iterations and by job iterations."""
+    check_logits(package.weight_format(), package.folder, num_ranks, row_buckets, runner, tmp_path)
