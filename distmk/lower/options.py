@@ -50,6 +50,7 @@ class DecodeOptions:
     tiled: pack matrices in the tiles that a GPU streams.
     folds_factors: multiply norm weights and scales into the matrices when these are loaded. Else tasks multiply activations and
         sums by them, for weights that cannot take a factor per column; this form is for the host twin alone, so not `tiled`.
+        None: as the weight format says.
     weight_format: the name of the format (`distmk.formats`) of the matrices of linear layers. Embedding tables are bf16.
     attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread": attention
         is in the list of every worker, which takes its share.
@@ -75,7 +76,7 @@ class DecodeOptions:
     deterministic: bool = False
     keep_logits: bool = False
     tiled: bool = False
-    folds_factors: bool = True
+    folds_factors: bool | None = None
     weight_format: str = "bf16"
     attention_launch: Literal["massive", "spread"] = "massive"
     num_reserved: int | None = None
@@ -103,16 +104,18 @@ class DecodeOptions:
             )
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
-        if self.tiled and not self.folds_factors:
-            raise UsageError(
-                "folds_factors is False, but GPUs and the emulator multiply matrices with their factors folded in; "
-                "choose the host backend"
-            )
         host_ranks(self.host_sizes, self.num_ranks)  # raises if they do not fit together
         known = [kind.name for kind in FORMATS.values() if kind.runs_on_gpu or not self.tiled]
         if self.weight_format not in known:
             where = " on GPUs" if self.tiled else ""
             raise UsageError(f"weight_format is {self.weight_format!r}; formats{where} are {', '.join(known)}")
+        if self.folds_factors is None:
+            object.__setattr__(self, "folds_factors", self.matrix_format.folds_factors)
+        if self.tiled and not self.folds_factors:
+            raise UsageError(
+                "folds_factors is False, but GPUs and the emulator multiply matrices with their factors folded in; "
+                "choose the host backend"
+            )
         self._check_row_buckets()
 
     def _check_row_buckets(self) -> None:
