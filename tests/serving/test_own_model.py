@@ -118,7 +118,7 @@ def test_mistakes(weights: dict[str, Tensor], tmp_path: Path) -> None:
         weights=weights | {"norm.weight": [1]},
     )
     refused(UsageError, "and load_format='dummy', which makes random ones", weights=weights, load_format="dummy")
-    other = OwnLM(OtherConfig(**dataclasses.asdict(CONFIG)))
+    other = OwnLM(OtherConfig(**vars(CONFIG)))
     refused(UsageError, "OwnLM.Config is ModelConfig, but .* set Config = OtherConfig", other, tensor_parallel_size=2)
     for wrong, text in {
         torch.ones(24, dtype=torch.int32): "norm.weight is Tensor of torch.int32; a torch",
