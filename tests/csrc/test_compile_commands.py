@@ -129,14 +129,15 @@ def test_an_installed_package_has_no_place_for_the_file(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     "name",
     [
-        *random.sample(HEADERS, 2),
+        None,  # any header
         "csrc/device/megakernel.cuh",  # which includes all roles
         "csrc/host/runtime.cpp",
         *(pytest.param(name, marks=pytest.mark.slow) for name in HEADERS),
     ],
 )
-def test_clangd_understands(root: Path, name: str) -> None:
+def test_clangd_understands(root: Path, name: str | None) -> None:
     """Also each header of the device by itself, so that an editor shows no error in it."""
+    name = name or random.choice(HEADERS)
     command = ["clangd", f"--check={name}", "--check-lines=1-1", f"--compile-commands-dir={root}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert "Loaded compilation database" in done.stderr and done.returncode == 0, done.stderr

@@ -61,7 +61,7 @@ HOST = Sizes(
     max_len_batch_1=2000,
     many_pages=300,
     linear_error=1e-6,
-    attention_error=2e-5,
+    attention_error=4e-5,
     extreme_error=5e-3,
     repeats=3,
 )
