@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 15578239982074399583ull;
+constexpr uint64_t ABI_HASH = 10104693244385415580ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -676,10 +676,10 @@ static_assert(offsetof(LaunchParams, fault) == 208);
 static_assert(offsetof(LaunchParams, iterations_done) == 240);
 
 struct NopArgs {
-  uint64_t reserved;
+  uint64_t pad;
 };
 static_assert(sizeof(NopArgs) == 8);
-static_assert(offsetof(NopArgs, reserved) == 0);
+static_assert(offsetof(NopArgs, pad) == 0);
 
 struct PutArgs {
   uint64_t src;
@@ -1356,7 +1356,7 @@ struct ScaledLinearArgs {
   uint64_t reset;
   uint64_t batch;
   uint64_t logits;
-  uint64_t x_squares;  // f32 [rows, num_squares]: sums to 1/rms of the row, which scales its sums; 0: none does
+  uint64_t x_squares;  // f32 [rows, num_squares], which add up to a row's sum of squares; 0: none
   InputNormArgs input_norm;  // of `out`
   uint32_t k;
   uint32_t n;

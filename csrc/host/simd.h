@@ -208,12 +208,6 @@ void split_bf16(const float* x, uint32_t num_parts, uint16_t* out, uint32_t stri
     }
   }
 }
-// `num_cols` columns of each row; null `out`: nothing.
-inline void to_bf16_rows(uint16_t* out, uint64_t out_stride, const float* x, uint64_t x_stride, uint32_t num_rows,
-                         uint32_t num_cols) {
-  for (uint32_t row = 0; out && row < num_rows; ++row) to_bf16(out + row * out_stride, x + row * x_stride, num_cols);
-}
-
 // Zeros `num_cols` columns of each row (float or bf16); null: nothing.
 template <class T>
 void clear(T* out, uint32_t num_rows, uint64_t stride, uint32_t num_cols) {

@@ -36,7 +36,7 @@ class BatchBuilder {
   // One row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages. Rows
   // that keep to another program are left out; those that keep to this one come first.
   DISTMK_FN void build(uint32_t program) {
-    jobs_ = choice_.has_jobs(program) ? context_.at<JobBatch>(choice_.batch(program)) : nullptr;
+    job_batch_ = choice_.has_jobs(program) ? context_.at<JobBatch>(choice_.batch(program)) : nullptr;
     num_rows_ = num_runs_ = 0;
     batch_.num_rows = batch_.num_runs = 0;
     max_sampled_ = choice_.max_sampled(program);
@@ -64,8 +64,8 @@ class BatchBuilder {
       const uint32_t num_added = room ? add_run(slot, left < room ? left : room) : 0;
       if (num_added < left) state_.first_slot = static_cast<uint8_t>(slot);  // the next batch continues it first
     }
-    batch_.num_job_rows = static_cast<uint16_t>(jobs_ ? num_rows_ : 0);
-    batch_.num_job_runs = static_cast<uint16_t>(jobs_ ? num_runs_ : 0);
+    batch_.num_job_rows = static_cast<uint16_t>(job_batch_ ? num_rows_ : 0);
+    batch_.num_job_runs = static_cast<uint16_t>(job_batch_ ? num_runs_ : 0);
   }
   DISTMK_FN uint32_t num_rows() const { return num_rows_; }
 
@@ -79,7 +79,7 @@ class BatchBuilder {
   const Sequences sequences_;
   Batch& batch_;
   PageTable pages_;
-  JobBatch* jobs_ = nullptr;
+  JobBatch* job_batch_ = nullptr;
   uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
   bool keeps_ = false;                    // whether there are several programs, and rows keep to one of them
@@ -146,11 +146,11 @@ class BatchBuilder {
     Sequence& sequence = sequences_[slot];
     const Request& request = request_of(context_.params(), sequence);
     const uint32_t begin = num_rows_, first = sequence.position;
-    if (!jobs_)
+    if (!job_batch_)
       add_rows(slot, sequence, request, num_rows);
-    else if (!add_residual_rows(slot, sequence, request, num_rows))
+    else if (!add_job_rows(slot, sequence, request, num_rows))
       return 0;
-    BatchRun& run = jobs_ ? jobs_->runs[num_runs_++] : batch_.runs[batch_.num_runs++];
+    BatchRun& run = job_batch_ ? job_batch_->runs[num_runs_++] : batch_.runs[batch_.num_runs++];
     run = {static_cast<int32_t>(begin), static_cast<int32_t>(sequence.position - first), static_cast<int32_t>(slot),
            static_cast<int32_t>(sequence.position)};
     return sequence.position - first;
@@ -165,7 +165,7 @@ class BatchBuilder {
   }
 
   // Page by page, as most rows of a prompt need nothing else of a single thread. Returns whether there is any.
-  DISTMK_FN bool add_residual_rows(uint32_t slot, Sequence& sequence, const Request& request, uint32_t num_rows) {
+  DISTMK_FN bool add_job_rows(uint32_t slot, Sequence& sequence, const Request& request, uint32_t num_rows) {
     const uint32_t end = sequence.position + num_rows, begin = num_rows_;
     while (sequence.position < end) {
       const RowSample sample = row_sample(request, sequence.position);
@@ -173,7 +173,7 @@ class BatchBuilder {
       pages_.grow(slot, sequence);
       uint32_t count = 1;
       if (sample != RowSample::NONE) {
-        jobs_->sampled[batch_.num_rows] = num_rows_;
+        job_batch_->sampled[batch_.num_rows] = num_rows_;
         add_row(slot, sequence, sample);
       } else {
         const uint32_t to_page_end = args_.page_size - (sequence.position & (args_.page_size - 1));
@@ -190,7 +190,7 @@ class BatchBuilder {
 
   DISTMK_FN void add_row(uint32_t slot, const Sequence& sequence, RowSample sample) {
     const bool in_prompt = sequence.position < sequence.prompt_len;
-    BatchRow* rows = jobs_ ? jobs_->rows : batch_.rows;
+    BatchRow* rows = job_batch_ ? job_batch_->rows : batch_.rows;
     rows[batch_.num_rows++] = {
         in_prompt ? prompt_row(context_.params(), sequence)[sequence.position] : sequence.last_token,
         static_cast<int32_t>(sequence.position), static_cast<int32_t>(slot), static_cast<int32_t>(sample)};

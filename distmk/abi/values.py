@@ -75,7 +75,7 @@ LISTED = (LaunchKind.AHEAD, LaunchKind.SPREAD)
 class Epilogue(enum.IntEnum):
     """What a linear or embedding task does with its result."""
 
-    STORE = 0
+    STORE = 0  # rows: float32; bf16 of a product in jobs
     ADD = 1  # add to what is there (residual)
     SWIGLU = 2  # silu(first half) * second half
     PUSH = 3  # put the block into every rank's slot of this rank, signal with it

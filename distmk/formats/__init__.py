@@ -19,3 +19,5 @@ for _module in pkgutil.iter_modules(__path__):
 
 FORMATS = {found.id: found for found in sorted(WeightFormat.__subclasses__(), key=lambda found: found.id)}
 """Every weight format, by its number."""
+if len({found.name for found in FORMATS.values()}) < len(WeightFormat.__subclasses__()):
+    raise TypeError("two weight formats have the same id or name")

@@ -99,6 +99,10 @@ class Graph:
             raise UsageError(f"buffer {name} is there already; give it another name")
         if lamport and space is not Space.HEAP:
             raise UsageError(f"buffer {name} is local; a Lamport buffer must be on the symmetric heap")
+        if lamport and name in self.memory.buffers:
+            raise UsageError(
+                f"buffer {name} is a Lamport buffer, and another program has one of that name; give it another"
+            )
         made = Buffer(name, rows, cols, dtype, space, lamport)
         known = self.memory.buffers.setdefault(name, made)
         if not _are_alike(known, made):

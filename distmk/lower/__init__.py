@@ -21,7 +21,7 @@ from distmk.lower.scheduler import emit_scheduler_step
 from distmk.lower.slab_buffers import SlabBuffers, declare_slab_buffers
 from distmk.model.operators import Embedding, Mlp, Model, Operator, SelfAttention
 
-__all__ = ["Bucket", "DecodeOptions", "emit_operator", "lower", "lower_programs"]
+__all__ = ["DecodeOptions", "emit_operator", "lower_programs"]
 
 
 def lower_programs(model: Model, options: DecodeOptions) -> tuple[Graph, ...]:

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from distmk.abi import MAX_ROWS, Batch, JobBatch, Space
+from distmk.abi import Batch, JobBatch, Space
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Slab, WeightKind
 from distmk.lower.options import Bucket
@@ -71,7 +71,7 @@ def batch_name(bucket: Bucket) -> str:
 
 
 def _batch(graph: Graph, bucket: Bucket) -> Buffer:
-    kind = Batch if bucket.max_rows <= MAX_ROWS else JobBatch
+    kind = JobBatch if bucket.has_jobs else Batch
     return graph.buffer(batch_name(bucket), ctypes.sizeof(kind), dtype="u8")
 
 

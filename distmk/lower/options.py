@@ -38,7 +38,7 @@ class DecodeOptions:
     """Compile-time options of a decode program. Raises UsageError for values out of range.
 
     num_schedulers: per rank; None: one per worker.
-    max_seqs: sequences that run at once, no more than an iteration of the widest program has rows. A slab iteration carries up
+    max_seqs: sequences that run at once, no more than an iteration of the largest bucket has rows. A slab iteration carries up
         to MAX_ROWS tokens even for fewer sequences, so that prompts are read many tokens at a time.
     max_model_len: tokens of one sequence, prompt and output together.
     page_size: KV cache positions of a page, a power of two.
@@ -111,6 +111,8 @@ class DecodeOptions:
             raise UsageError(f"weight_format is {self.weight_format!r}; formats{where} are {', '.join(known)}")
         if self.folds_factors is None:
             object.__setattr__(self, "folds_factors", self.matrix_format.folds_factors)
+        if self.folds_factors and not self.matrix_format.folds_factors:
+            raise UsageError(f"folds_factors is True; matrices in {self.weight_format} take no factors")
         if self.tiled and not self.folds_factors:
             raise UsageError(
                 "folds_factors is False, but GPUs and the emulator multiply matrices with their factors folded in; "
@@ -127,14 +129,14 @@ class DecodeOptions:
             raise UsageError(
                 f"row_buckets is {buckets}; expected up to {MAX_PROGRAMS} ascending numbers from {MAX_ROWS} to {MAX_BUCKET_ROWS}"
             )
-        widest = buckets[-1]
-        if widest > MAX_ROWS and self.crosses_hosts:
+        most_rows = buckets[-1]
+        if most_rows > MAX_ROWS and self.crosses_hosts:
             raise UsageError(f"row_buckets is {buckets}; across hosts an iteration carries {MAX_ROWS} rows")
-        if self.max_seqs > widest:
+        if self.max_seqs > most_rows:
             where = " across hosts" if self.crosses_hosts else ""
             raise UsageError(
-                f"max_num_seqs is {self.max_seqs}; an iteration{where} carries {widest} tokens, one for each sequence, so give "
-                f"at most {widest}"
+                f"max_num_seqs is {self.max_seqs}; an iteration{where} carries {most_rows} tokens, one for each sequence, so "
+                f"give at most {most_rows}"
             )
 
     @property

@@ -54,9 +54,7 @@ class Placement:
             return 0 if ref is None else self._operand(ref)
         except KeyError:
             name = ref if isinstance(ref, Region) else (ref.weight if isinstance(ref, Slab) else ref).name  # type: ignore[union-attr]
-            raise UsageError(
-                f"{name} is of another graph; take what this graph's methods return, or share it"
-            ) from None
+            raise UsageError(f"{name} is of another graph; take what this graph's methods return") from None
 
     def _operand(self, ref: Region | Slab | Weight) -> int:
         if isinstance(ref, Region):

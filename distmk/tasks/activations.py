@@ -58,9 +58,9 @@ def job_batch_accesses(rank: int, batch: int, write: bool = False) -> list[Acces
     return [batch_access(rank, batch, write), rest]
 
 
-def slab_batch_accesses(rank: int, batch: int, write: bool = False) -> list[Access]:
-    """The whole batch metadata of a slab iteration."""
-    return [batch_access(rank, batch, write)]
+def batch_accesses(has_jobs: bool, rank: int, batch: int, write: bool = False) -> list[Access]:
+    """The whole batch metadata of an iteration of either kind."""
+    return job_batch_accesses(rank, batch, write) if has_jobs else [batch_access(rank, batch, write)]
 
 
 def padded_cols(num_cols: int) -> int:
@@ -76,7 +76,7 @@ def activation_cols(num_cols: int, tiled: bool) -> int:
 def activation_access(
     write: bool, rank: int, operand: int, num_cols: int, tiled: int, num_rows: int = MAX_BUCKET_ROWS
 ) -> Access:
-    """All of them; `num_rows` 16: of sampled rows, which are in the first rows of a buffer of the same size."""
+    """All of them; fewer `num_rows`: those of sampled rows, which are in the first rows of a buffer of the same size."""
     require(tiled <= 1, "a flag is neither 0 nor 1")
     content: Content = ("activations", int(num_cols), int(tiled))
     if tiled and num_rows < MAX_BUCKET_ROWS:

@@ -122,7 +122,7 @@ class Sum(Task):
 
     A block is f32 [rows, columns of dst] without gaps, in a buffer of one row, as Epilogue.PUSH writes it; or columns of every
     row. Blocks are equally spaced. dst: f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that
-    multiply them. reset: see `Linear`. input_norm, squares: see `ScaledLinear`.
+    multiply them. reset: see `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore them.
 
     polls: the blocks are in a Lamport buffer (`Buffer.lamport`). The task polls for elements that are not zero before its waits
     are met, and resets them. PUSH writes a zero as the negative one, which adds up the same. Each block is pushed by one task

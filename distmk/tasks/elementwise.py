@@ -25,7 +25,7 @@ MAX_SINES = 2**20
 
 
 class NopArgs(ctypes.Structure):
-    _fields_ = [("reserved", c_uint64)]
+    _fields_ = [("pad", c_uint64)]
 
 
 @task_type(0, "nop")
@@ -44,9 +44,6 @@ class Nop(Task):
     def writes(self) -> Iterable[Region]:
         return self.outputs
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return NopArgs(0)
-
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         return []
@@ -64,6 +61,9 @@ class _ElementWise(Task):
 
     def dtypes(self) -> Mapping[str, str | None]:
         return {"src": "f32", "dst": "f32"}
+
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"num": self.src.cols}
 
     def reads(self) -> Iterable[Region]:
         return (self.src,)
@@ -90,9 +90,6 @@ class Affine(_ElementWise):
 
     Args: ClassVar[type[ctypes.Structure]] = AffineArgs
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return AffineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.scale, self.shift)
-
     def oracle(self, values: Values) -> Mapping[Region, Any]:
         return {self.dst: values[self.src] * self.scale + self.shift}
 
@@ -109,9 +106,6 @@ class Sine(_ElementWise):
     times: int = 1
 
     Args: ClassVar[type[ctypes.Structure]] = SineArgs
-
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        return SineArgs(layout.operand(self.src), layout.operand(self.dst), self.src.cols, self.times)
 
     def oracle(self, values: Values) -> Mapping[Region, Any]:
         result = values[self.src]

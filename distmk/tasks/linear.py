@@ -181,35 +181,20 @@ class Linear(Task):
     def weight_bytes(self) -> int:
         return self.slab.num_bytes
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        shape = self.shape
-        return LinearArgs(
-            **{name: getattr(shape, name) for name in (*SPLIT_FIELDS, "fused_combine_len") if self.fused_partials},
-            fused_partials=layout.operand(self.fused_partials),
-            x=layout.operand(self.x),
-            weight=layout.operand(self.slab),
-            bias=layout.operand(self.bias),
-            out=layout.operand(self.out),
-            out_bf16=layout.operand(self.out_bf16),
-            reset=layout.operand(self.reset),
-            batch=layout.operand(self.batch),
-            logits=layout.operand(self.logits),
-            k=self.x.cols,
-            k_pitch=self.slab.weight.pitch,
-            n=self.slab.rows // 2 if self.epilogue in GATED else self.slab.rows,
-            x_stride=self.x.buffer.cols,
-            out_stride=self.out.buffer.cols,
-            out_bf16_stride=self.out_bf16.buffer.cols if self.out_bf16 else 0,
-            epilogue=int(self.epilogue),
-            normalized=int(self.normalized),
-            eps=self.eps,
-            first_token=self.first_token,
-            logits_stride=self.logits.buffer.cols if self.logits else 0,
-            polls=int(self.polls),
-            keeps_logits=int(self.keeps_logits),
-            softcap=self.softcap,
-            format=self.slab.weight.format.id,
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        splits = (*SPLIT_FIELDS, "fused_combine_len")
+        return {
+            **{name: getattr(self.shape, name) if self.fused_partials else 0 for name in splits},
+            "weight": layout.operand(self.slab),
+            "k": self.x.cols,
+            "k_pitch": self.slab.weight.pitch,
+            "n": self.slab.rows // 2 if self.epilogue in GATED else self.slab.rows,
+            "x_stride": self.x.buffer.cols,
+            "out_stride": self.out.buffer.cols,
+            "out_bf16_stride": self.out_bf16.buffer.cols if self.out_bf16 else 0,
+            "logits_stride": self.logits.buffer.cols if self.logits else 0,
+            "format": self.slab.weight.format.id,
+        }
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_K_SPLITS, Epilogue
+from distmk.errors import UsageError
 from distmk.formats.tiles import padded_cols
 from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab
@@ -80,6 +81,12 @@ class LinearJobs(JobTask):
     uses_pipeline: ClassVar[bool] = True
     writes_peers: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for a partition that is not that of the matrix."""
+        tiling, slabs = self.slab.weight.tiling, self.partition
+        if slabs.step != 2 or slabs.total != self.slab.rows or (tiling and tiling.slabs != slabs.ranges):
+            raise UsageError(f"task {self.op}: its partition is not that of the matrix")
+
     def dtypes(self) -> Mapping[str, str | None]:
         out = "bf16" if self.epilogue in (Epilogue.STORE, *GATED) else "f32"
         return {"x": "bf16", "out": out, "batch": None}
@@ -98,30 +105,22 @@ class LinearJobs(JobTask):
     def max_instances(self) -> int:
         return MAX_BUCKET_ROWS * self.slab.rows
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
+    def derived(self, layout: Layout) -> dict[str, Any]:
         n, weight, out = self.slab.rows, self.slab.weight, layout.operand(self.out)
-        return LinearJobsArgs(
-            x=layout.operand(self.x),
-            weight=layout.operand(self.slab),
-            bias=layout.operand(self.bias),
-            out=out - 4 * self.slot * n if self.epilogue is Epilogue.PARTS else out,
-            batch=layout.operand(self.batch),
-            k=weight.cols,
-            k_pitch=weight.pitch,
-            num_rows=n,
-            num_slabs=self.partition.num_tasks,
-            num_reduced=self.partition.num_reduced,
-            reduced_rows=self.partition.reduced,
-            out_stride=n // 2 if self.epilogue in GATED else self.out.buffer.cols,
-            epilogue=int(self.epilogue),
-            num_splits=self.num_splits,
-            slot=self.slot,
-            tiled=int(self.tiled),
-            sampled=self.out.buffer.rows if self.rows is RowSet.SAMPLED else 0,
-            softcap=self.softcap,
-            scale=self.scale if self.scale != 1.0 else 0.0,
-            format=weight.format.id,
-        )
+        return {
+            "weight": layout.operand(self.slab),
+            "out": out - 4 * self.slot * n if self.epilogue is Epilogue.PARTS else out,
+            "k": weight.cols,
+            "k_pitch": weight.pitch,
+            "num_rows": n,
+            "num_slabs": self.partition.num_tasks,
+            "num_reduced": self.partition.num_reduced,
+            "reduced_rows": self.partition.reduced,
+            "out_stride": n // 2 if self.epilogue in GATED else self.out.buffer.cols,
+            "sampled": self.out.buffer.rows if self.rows is RowSet.SAMPLED else 0,
+            "scale": self.scale if self.scale != 1.0 else 0.0,
+            "format": weight.format.id,
+        }
 
     @classmethod
     def num_instances(cls, args: Any) -> int:

@@ -167,8 +167,9 @@ def _check_class(cls: Any) -> None:
     require(is_own and cls.__eq__ is object.__eq__, f"it must be a dataclass that compares by identity; {advice}")
     require(not cls.runs_on_scheduler, "schedulers run no bodies but their own step; drop runs_on_scheduler")
     above_task = cls.__mro__[: cls.__mro__.index(Task)]
-    for method in ("encode", "accesses"):
-        require(any(method in vars(base) for base in above_task), f"it has no {method}(); see distmk.tasks.Task")
+    for methods in (("encode", "derived"), ("accesses",)):
+        has = any(name in vars(base) for base in above_task for name in methods)
+        require(has, f"it has no {methods[0]}(); see distmk.tasks.Task")
 
 
 def _check_name(cls: type[Task], name: str) -> None:

@@ -52,7 +52,7 @@ class PostNorm(Task):
 
     y: f32 [rows, k], whole rows, of which every task takes the root mean square for itself. weight: f32, of the task's columns.
     x: f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that multiply them. reset: see `Linear`.
-    input_norm, squares: see `ScaledLinear`.
+    input_norm, squares: see `ScaledLinear`; GPUs ignore them.
     """
 
     y: Region = None  # type: ignore[assignment]

@@ -27,10 +27,7 @@ class ScaledLinearArgs(ctypes.Structure):
         ("reset", c_uint64),
         ("batch", c_uint64),
         ("logits", c_uint64),
-        (
-            "x_squares",
-            c_uint64,
-        ),  # f32 [rows, num_squares]: sums to 1/rms of the row, which scales its sums; 0: none does
+        ("x_squares", c_uint64),  # f32 [rows, num_squares], which add up to a row's sum of squares; 0: none
         ("input_norm", InputNormArgs),  # of `out`
         ("k", c_uint32),
         ("n", c_uint32),
@@ -89,17 +86,12 @@ class ScaledLinear(Linear):
     def writes(self) -> Iterable[Region]:
         return filter(None, (*super().writes(), self.squares))
 
-    def encode(self, layout: Layout) -> ctypes.Structure:
-        plain = super().encode(layout)
-        shared = {name for name, *_ in plain._fields_} & {name for name, *_ in ScaledLinearArgs._fields_}
-        return ScaledLinearArgs(
-            **{name: getattr(plain, name) for name in shared},
-            scale=self.scale,
-            x_squares=layout.operand(self.x_squares),
-            x_squares_stride=self.x_squares.buffer.cols if self.x_squares else 0,
-            num_squares=self.x_squares.cols if self.x_squares else 0,
-            input_norm=encode_input_norm(layout, self.input_norm, self.squares),
-        )
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return super().derived(layout) | {
+            "x_squares_stride": self.x_squares.buffer.cols if self.x_squares else 0,
+            "num_squares": self.x_squares.cols if self.x_squares else 0,
+            "input_norm": encode_input_norm(layout, self.input_norm, self.squares),
+        }
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:

@@ -24,7 +24,7 @@ from distmk.abi import (
 from distmk.abi import Sequence as RunningSequence
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
-from distmk.tasks.activations import job_batch_accesses, slab_batch_accesses
+from distmk.tasks.activations import batch_accesses
 from distmk.tasks.attention import page_table_content
 from distmk.tasks.sampling import RECORD_BYTES, slots_access
 from distmk.tasks.slots import check_num_rows, check_row_capacity, sampled_rows_of, slots_for
@@ -211,14 +211,9 @@ class SchedulerStep(Task):
                 access
                 for peer in range(num_ranks)
                 for batch, max_rows in zip(batches, rows, strict=True)
-                for access in _batch_accesses(max_rows, peer, batch, True)
+                for access in batch_accesses(max_rows > MAX_ROWS, peer, batch, True)
             ),
             table,
             *(table._replace(write=True, rank=peer) for peer in range(num_ranks)),
-            *_batch_accesses(rows[args.program], rank, args.batch, False),
+            *batch_accesses(rows[args.program] > MAX_ROWS, rank, args.batch),
         ]
-
-
-def _batch_accesses(max_rows: int, rank: int, batch: int, write: bool) -> list[Access]:
-    """The batch of a program whose iterations have up to `max_rows` rows."""
-    return (job_batch_accesses if max_rows > MAX_ROWS else slab_batch_accesses)(rank, batch, write)

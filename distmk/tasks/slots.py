@@ -10,7 +10,7 @@ from typing import Any
 
 from distmk.abi import MAX_ROWS, MAX_SEQUENCES
 from distmk.graph.task import Access, require
-from distmk.tasks.activations import job_batch_accesses, slab_batch_accesses
+from distmk.tasks.activations import batch_accesses
 
 
 def slots_for(max_seqs: int) -> int:
@@ -52,7 +52,7 @@ def row_accesses(rank: int, args: Any) -> list[Access]:
     """The read of a batch with its sampled rows, which is a `JobBatch` if `args.job_batch`."""
     require(args.batch != 0, "there is no batch")
     require(args.job_batch <= 1, "a flag is neither 0 nor 1")
-    return (job_batch_accesses if args.job_batch else slab_batch_accesses)(rank, args.batch)
+    return batch_accesses(bool(args.job_batch), rank, args.batch)
 
 
 def check_batch_kind(args: Any, step: Any) -> None:

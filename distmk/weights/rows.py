@@ -48,9 +48,9 @@ class HostRows:
         return out
 
     def scale(self, block: U16, by: F32) -> None:
-        jobs = bf16_to_f32(block)
-        jobs *= by
-        block[:] = f32_to_bf16(jobs)
+        values = bf16_to_f32(block)
+        values *= by
+        block[:] = f32_to_bf16(values)
 
 
 class DeviceRows:

@@ -96,6 +96,9 @@ def test_the_same_name_is_the_same_memory() -> None:
     assert second.weight("w", 0, 1, *vector) is second.weight("w", 0, 1, *vector) is weight
     assert second.weights == [weight]
     first.buffer("y", 8)
+    first.buffer("z", 8, lamport=True)
+    with pytest.raises(UsageError, match="buffer z is a Lamport buffer, and another program has one of that name"):
+        second.buffer("z", 8, lamport=True)
     with pytest.raises(UsageError, match="buffer y is there already, and different, in another program"):
         second.buffer("y", 4)
     with pytest.raises(UsageError, match="buffer x is there already; give it another name"):

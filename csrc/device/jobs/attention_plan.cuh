@@ -1,4 +1,4 @@
-// What all warps of a worker know of a attention in jobs task, in shared memory, as a job has no registers for it.
+// What all warps of a worker know of an `attention_jobs` task, in shared memory, as a job has no registers for it.
 #pragma once
 #include "device/jobs/rings.cuh"
 #include "device/jobs/runs.cuh"

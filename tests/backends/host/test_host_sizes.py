@@ -23,7 +23,7 @@ MAX_NEW = 6
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    """A Llama with heads for six ranks, and jobs enough that its all-reduces have several blocks."""
+    """A Llama with heads for six ranks, and enough columns that its all-reduces have several blocks."""
     sizes = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 528, "intermediate_size": 600}
     sizes["head_dim"] = 16  # which the emulator's kernel takes
     made = tiny.make("llama", seed=3, **sizes)

@@ -1,4 +1,4 @@
-"""Cases of jobs linear tasks, in a launch of their own: on GPUs a program that has them streams no weights otherwise."""
+"""Cases of linear layers in jobs, in a launch of their own: on GPUs a program that has them streams no weights otherwise."""
 
 from __future__ import annotations
 
