@@ -77,7 +77,7 @@ def run(runner: Runner, backend: str, num_ranks: int, nodes: dict[str, str]) -> 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("backend", "num_ranks", "nodes"), RUNS)
 def test_body(run: Run, kind: str, backend: str, nodes: dict[str, str]) -> None:
-    if nodes == FAR and kind in OF_JOBS:
+    if nodes == FAR and kind.split()[0] in OF_JOBS:
         pytest.skip("ranks that no pointer reaches run no job iterations")
     if kind == "scaled_linear" and not backend.startswith("host"):
         pytest.skip("it has no body there")
