@@ -221,14 +221,14 @@ class Task:
 
     def encode(self, layout: Layout) -> ctypes.Structure:
         """The arguments of the body: regions and slabs become operands, and what is None becomes 0."""
-        args, derived = self.Args(), self.derived(layout)
+        args, derived, shape = self.Args(), self.derived(layout), getattr(self, "shape", None)
         for name, *_ in self.Args._fields_:
             if name in derived:
                 value = derived[name]
             elif name == "pad":
                 continue
             else:
-                value = getattr(self if hasattr(self, name) else getattr(self, "shape"), name)  # noqa: B009
+                value = getattr(self if shape is None or hasattr(self, name) else shape, name)
             setattr(args, name, layout.operand(value) if value is None or isinstance(value, Region | Slab) else value)
         return args
 
