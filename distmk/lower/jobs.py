@@ -9,6 +9,7 @@ all-reduce (Rajbhandari et al., "ZeRO", arXiv:1910.02054), and no rank normalize
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from distmk.abi import Epilogue
 from distmk.errors import UsageError
@@ -98,42 +99,35 @@ class _Emitter:
     def _product(self, product: Product, x: Buffer, out: Buffer) -> None:
         """A column-parallel product on all ranks."""
         for rank, shape in enumerate(self.plan.shapes):
-            self.graph.add(
-                LinearJobs(
-                    rank=rank,
-                    op=product.name,
-                    x=x.at(rank),
-                    slab=product.whole(rank),
-                    out=out.at(rank) if product.epilogue is not Epilogue.STORE else out.at(rank, 0, shape.qkv_cols),
-                    batch=self.buffers.batch.at(rank),
-                    partition=product.partitions[rank],
-                    bias=product.biases[rank],
-                    epilogue=product.epilogue,
-                    tiled=self.tiled,
-                )
-            )
+            cols = shape.qkv_cols if product.epilogue is Epilogue.STORE else out.cols
+            self._linear(product, rank, x=x.at(rank), out=out.at(rank, 0, cols), epilogue=product.epilogue)
 
     def _projection(self, product: Product, x: Buffer, num_splits: int) -> None:
         """The terms of a row-parallel product, in the slots of the ranks."""
         for rank in self.plan.ranks:
-            self.graph.add(
-                LinearJobs(
-                    rank=rank,
-                    op=product.name,
-                    x=x.at(rank),
-                    slab=product.whole(rank),
-                    out=self.buffers.slots_at(rank, self.hidden, num_splits),
-                    batch=self.buffers.batch.at(rank),
-                    partition=product.partitions[rank],
-                    bias=product.biases[rank],
-                    epilogue=Epilogue.PARTS,
-                    num_splits=num_splits,
-                    slot=self.buffers.slot_of(rank),
-                    num_ranks=self.graph.num_ranks,
-                    tiled=self.tiled,
-                    scale=product.scale,
-                )
+            self._linear(
+                product,
+                rank,
+                x=x.at(rank),
+                out=self.buffers.slots_at(rank, self.hidden, num_splits),
+                epilogue=Epilogue.PARTS,
+                num_splits=num_splits,
+                slot=self.buffers.slot_of(rank),
+                num_ranks=self.graph.num_ranks,
             )
+
+    def _linear(self, product: Product, rank: int, **operands: Any) -> None:
+        """The jobs of a rank's whole matrix."""
+        operands |= {
+            "op": product.name,
+            "slab": product.whole(rank),
+            "batch": self.buffers.batch.at(rank),
+            "partition": product.partitions[rank],
+            "bias": product.biases[rank],
+            "scale": product.scale,
+            "tiled": self.tiled,
+        }
+        self.graph.add(LinearJobs(rank, **operands))
 
     def _attention(self, op: SelfAttention) -> None:
         for rank in self.plan.ranks:
@@ -238,21 +232,8 @@ class _Emitter:
                 tiled=self.tiled,
             )
         )
-        self.graph.add(
-            LinearJobs(
-                rank=rank,
-                op="head",
-                x=sampled_x,
-                slab=product.whole(rank),
-                out=logits,
-                batch=batch,
-                partition=product.partitions[rank],
-                epilogue=Epilogue.LOGITS,
-                tiled=self.tiled,
-                rows=RowSet.SAMPLED,
-                softcap=op.softcap or 0.0,
-                scale=product.scale,
-            )
-        )
+        softcap = op.softcap or 0.0
+        rows, epilogue = RowSet.SAMPLED, Epilogue.LOGITS
+        self._linear(product, rank, x=sampled_x, out=logits, epilogue=epilogue, rows=rows, softcap=softcap)
         out = buffers.candidates.at(rank)
         self.graph.add(ArgmaxRows(rank, "argmax_rows", logits=logits, out=out, batch=batch, first_token=first))
