@@ -12,7 +12,7 @@ import torch
 from support import tiny
 from support.logprob_checks import check_output, is_greedy
 from support.pages import check_all_free
-from support.tiny import Reference, check_greedy, relative_error
+from support.tiny import Reference, check_clear_share, check_greedy, relative_error
 
 from distmk import LLM, SamplingParams
 from distmk.abi import EVENT_STRIDE_BYTES, MAX_BUCKET_ROWS, MAX_ROWS, ProgramHeader, Space
@@ -110,7 +110,7 @@ def check_tokens(reference: Reference, outputs: list[RequestOutput]) -> None:
         )
         for out in outputs
     ]
-    assert sum(walk.clear_steps for walk in walks) > 0.5 * sum(walk.steps for walk in walks)
+    check_clear_share(sum(walk.clear_steps for walk in walks), sum(walk.steps for walk in walks))
 
 
 def test_queue_of_all_lengths(llm: LLM, reference: Reference, rng: np.random.Generator) -> None:
