@@ -1,4 +1,5 @@
-// The GPU's side of platform/platform.h.
+// The GPU implementation of the primitives that platform/platform.h selects. The emulator compiles it too, with its own
+// replacement for PTX.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -10,8 +11,9 @@
 #define DISTMK_FN __device__ __forceinline__
 
 namespace distmk {
-// compute-sanitizer's racecheck orders only the accesses of the thread that arrives at an mbarrier, and reports flags
-// as races. In a kernel that is built for it, every lane arrives for itself and flags are atomic.
+// compute-sanitizer's racecheck lets an mbarrier arrival order only the accesses of the arriving thread, and it reports
+// polled flags as races. In a kernel that is built for racecheck, every lane therefore arrives for itself and flags are
+// atomic.
 #ifdef DISTMK_RACECHECK
 constexpr bool FOR_RACECHECK = true;
 #else
@@ -26,8 +28,8 @@ constexpr bool FOR_RACECHECK = false;
 #endif
 
 #define DISTMK_BODY DISTMK_FN
-#define DISTMK_NOINLINE static __device__ __noinline__  // its registers and instructions are kept apart from all else
-#define DISTMK_OUTLINED __device__ __noinline__         // the same for member functions
+#define DISTMK_NOINLINE static __device__ __noinline__  // keeps its registers and instructions out of its callers
+#define DISTMK_OUTLINED __device__ __noinline__         // DISTMK_NOINLINE for member functions
 #define DISTMK_NO_UNROLL _Pragma("unroll 1")
 #define DISTMK_UNROLL _Pragma("unroll")
 
@@ -37,13 +39,13 @@ constexpr uint32_t NUM_CONSUMERS = 256;  // consumer threads of a worker
 constexpr uint32_t NUM_WARPS = NUM_CONSUMERS / 32;
 constexpr uint32_t WARP_ARRIVALS = FOR_RACECHECK ? 32 : 1;
 
-// Arrival of a whole warp, `times` over, at an mbarrier that counts WARP_ARRIVALS per warp.
+// A whole warp arrives `times` times at an mbarrier whose expected count has WARP_ARRIVALS for each warp.
 DISTMK_FN void warp_arrive(uint64_t* barrier, uint32_t times = 1) {
   __syncwarp();
   if (FOR_RACECHECK || threadIdx.x % 32 == 0) barrier_arrive(barrier, times);
 }
 
-// A number in shared memory that one thread writes and others poll. It orders no other memory.
+// A word in shared memory that one thread writes and others poll. It orders no other memory.
 struct Flag {
   uint32_t value;
 
@@ -56,8 +58,8 @@ struct Flag {
 #endif
 };
 
-// The threads that do something together: a worker's consumer warps, the lanes of a warp, or one thread. sync() carries
-// the memory order that one of them acquired to the others, and theirs to the one that releases.
+// Threads that work together: a worker's consumer warps, the lanes of one warp, or a single thread. sync() extends an
+// acquire by one thread to the whole team. It also makes the team's writes part of a later release by one thread.
 struct Team {
   uint32_t index, size;
 
@@ -68,20 +70,21 @@ struct Team {
     else if (size != 1)
       __syncwarp();
   }
-  // A vote, which orders no memory. The team is a warp or one thread.
+  // A vote, for a team of one warp or one thread. It orders no memory.
   DISTMK_FN bool all(bool mine) const { return size == 1 ? mine : __all_sync(~0u, mine); }
-  // The leader's number, for all. The same holds.
+  // Broadcasts the leader's number, under the restrictions of all().
   DISTMK_FN uint32_t from_leader(uint32_t mine) const { return size == 1 ? mine : __shfl_sync(~0u, mine, 0); }
 };
 
 DISTMK_FN uint64_t count_up(uint64_t* p) { return atomicAdd(reinterpret_cast<unsigned long long*>(p), 1ull) + 1; }
-// Sum of size_of(item) over up to 32 items; by a whole warp, an item per lane.
+// Sum of size_of(item) over up to 32 items. A whole warp calls it, with one item per lane.
 template <class SizeOf>
 DISTMK_FN uint32_t sum_of_sizes(uint32_t num_items, const SizeOf& size_of) {
   const uint32_t lane = threadIdx.x % 32;
   return __reduce_add_sync(~0u, lane < num_items ? size_of(lane) : 0);
 }
-// The items are concatenated: returns the item that holds position `*index`, which becomes the offset in that item.
+// Treats the items as concatenated. Returns the item that holds position `*index`, and makes `*index` the offset in
+// that item.
 template <class SizeOf>
 DISTMK_FN uint32_t find_item(uint32_t num_items, const SizeOf& size_of, uint32_t* index) {
   const uint32_t lane = threadIdx.x % 32, size = lane < num_items ? size_of(lane) : 0;
@@ -96,13 +99,13 @@ DISTMK_FN uint32_t find_item(uint32_t num_items, const SizeOf& size_of, uint32_t
 }
 
 DISTMK_FN void pause() {}
-// Between two polls of a wait that has lasted `idle_ns`.
+// Called between two polls of a wait that has lasted `idle_ns`.
 DISTMK_FN void back_off(uint64_t idle_ns) { __nanosleep(idle_ns > 20000000 ? 2000 : 40); }
 
-// Of a positive number.
+// `v` must be positive.
 DISTMK_FN uint32_t floor_log2(uint32_t v) { return 31 - static_cast<uint32_t>(__clz(static_cast<int>(v))); }
 
-// A word, or 16 bytes, that may have been written during the kernel.
+// Loads a word, or 16 bytes, that may have been written since the kernel started: past L1, whose lines may be stale.
 DISTMK_FN int32_t load_changing(const int32_t* p) { return __ldcg(p); }
 template <class T>
 DISTMK_FN T load_vector(const T* p) {
@@ -111,8 +114,8 @@ DISTMK_FN T load_vector(const T* p) {
   return *reinterpret_cast<const T*>(&raw);
 }
 
-// Copies with all threads of the team. The source may have been written during the kernel, so it is not read through
-// the non-coherent path. Not inlined, as many places copy a little.
+// Copies with all threads of the team. The source may have been written during the kernel, so loads do not take the
+// non-coherent path. Not inlined, because many callers copy only a little.
 static __device__ __noinline__ void copy_bytes(const Team team, void* dst, const void* src, uint64_t num_bytes) {
   const uint64_t misaligned = (reinterpret_cast<uint64_t>(dst) | reinterpret_cast<uint64_t>(src) | num_bytes);
   if (misaligned % 16 == 0) {

@@ -1,4 +1,5 @@
-// The host twin's side of platform/platform.h. A team is one thread; memory order is that of the compiler's atomics.
+// The host twin's implementation of the primitives that platform/platform.h selects. A team is one thread, and the
+// compiler's atomics give the memory order.
 #pragma once
 #include <sched.h>
 #include <time.h>
@@ -9,15 +10,15 @@
 #include "platform/planted_bug.h"
 
 #define DISTMK_FN inline
-#define DISTMK_NO_UNROLL  // before loops of a single GPU thread, which every instruction slows
+#define DISTMK_NO_UNROLL  // for GPU loops of a single thread, which more code slows
 #define DISTMK_UNROLL
 #define DISTMK_NOINLINE inline
 #define DISTMK_OUTLINED inline
-#define DISTMK_BODY  // task bodies and the transport are compiled separately
+#define DISTMK_BODY  // task bodies and the transport are in translation units of their own
 
 namespace distmk {
 
-// The threads that do something together: one, here.
+// Threads that work together: always one on the host.
 struct Team {
   static constexpr uint32_t index = 0, size = 1;
   bool leader() const { return true; }
@@ -29,7 +30,7 @@ struct Team {
 DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope = Scope::DEVICE) {
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
-// Whether a counter has reached `want`. If so, what was written before the releases can be read.
+// Whether a counter has reached `want`. If it has, everything written before the releases that raised it is visible.
 DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope = Scope::DEVICE) { return load_acquire(p) >= want; }
 DISTMK_FN uint64_t load_relaxed(const uint64_t* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 DISTMK_FN void store_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) {
@@ -69,7 +70,8 @@ DISTMK_FN uint32_t sum_of_sizes(uint32_t num_items, const SizeOf& size_of) {
   for (uint32_t item = 0; item < num_items; ++item) sum += size_of(item);
   return sum;
 }
-// The items are concatenated: returns the item that holds position `*index`, which becomes the offset in that item.
+// Treats the items as concatenated. Returns the item that holds position `*index`, and makes `*index` the offset in
+// that item.
 template <class SizeOf>
 DISTMK_FN uint32_t find_item(uint32_t, const SizeOf& size_of, uint32_t* index) {
   uint32_t item = 0;
@@ -85,11 +87,12 @@ DISTMK_FN void pause() {
 #endif
 }
 
-// Between two polls of a wait that has lasted `idle_ns`: yields to a worker that may share the core, and sleeps after a
-// while, for a thousandth of that time. A yield that takes long tells that the machine has other work, so that the
-// thread that is waited for may have no core, and each yield may cost a time slice of milliseconds. For some time the
-// thread then sleeps at once: that leaves its core to others, and the kernel prefers a thread that has slept when it
-// wakes.
+// Called between two polls of a wait that has lasted `idle_ns`. It first yields, because another worker may share the
+// core. After YIELD_NS it sleeps for a thousandth of the time waited so far.
+//
+// A yield that takes long shows that the machine has other work: the awaited thread may have no core, and each yield
+// may cost a time slice of milliseconds. For BUSY_NS this thread then sleeps at once. That leaves its core to others,
+// and the kernel prefers a thread that has slept when it wakes.
 DISTMK_FN void back_off(uint64_t idle_ns) {
   constexpr uint64_t YIELD_NS = 20000000, LONG_NS = 500000, BUSY_NS = 50000000, LEAST_NS = 20000, MOST_NS = 2000000;
   static thread_local uint64_t busy_until_ns = 0;

@@ -1,5 +1,5 @@
-// A bug for the tests of the race detectors, off unless `run_ranks --missing-release` asks for it: without its release,
-// what was written before a signal is not ordered before it.
+// A planted bug for the tests of the race detectors, off unless `run_ranks --missing-release` asks for it. It makes
+// releases relaxed, so that data written before a signal is no longer ordered before the signal.
 #pragma once
 
 namespace distmk {

@@ -1,20 +1,21 @@
-// The primitives in which the host twin and the GPU differ. All else under csrc/runtime is written once.
+// Selects the primitives in which the host twin and the GPU differ. Everything under csrc/runtime is written once on
+// top of them.
 #pragma once
 #include "platform/scope.h"
 
-// Defined in code of the kernel: compiled for a GPU, or for the emulator (csrc/emulator).
+// Defined where the kernel's code is compiled: for a GPU, or for the emulator (csrc/emulator).
 #if defined(__CUDACC__) || defined(DISTMK_EMULATED)
 #define DISTMK_GPU
 #endif
 
 namespace distmk {
-// Whether threads can be descheduled or stopped while they wait. Those of a resident kernel cannot.
+// Whether a waiting thread can be descheduled or stopped. Threads of a resident kernel cannot.
 #ifdef __CUDACC__
 constexpr bool MAY_BE_STOPPED = false;
 #else
 constexpr bool MAY_BE_STOPPED = true;
 #endif
-// Whether a signal takes as long as a small task, as the fence before it does on a GPU.
+// Whether a signal takes as long as a small task. On a GPU it does, because of the fence before it.
 #ifdef DISTMK_GPU
 constexpr bool SIGNALS_TAKE_LONG = true;
 #else

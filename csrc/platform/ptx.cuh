@@ -1,4 +1,4 @@
-// PTX instructions that CUDA C++ has no name for (PTX ISA 8.x): memory order, mbarriers, copies to shared memory,
+// PTX instructions that CUDA C++ does not expose (PTX ISA 8.x): memory order, mbarriers, copies to shared memory,
 // tensor cores. emulator/ptx.h has the same functions for a CPU.
 #pragma once
 #include <cuda_bf16.h>
@@ -15,14 +15,15 @@ constexpr bool BULK_COPIES = false;
 constexpr bool BULK_COPIES = true;
 #endif
 
-// Barrier of NUM_THREADS threads of the block, by whole warps. Barrier 0 is that of __syncthreads.
+// Barrier for NUM_THREADS threads of the block, which must be whole warps. It uses hardware barrier 1; __syncthreads
+// uses 0.
 template <uint32_t NUM_THREADS>
 DISTMK_FN void barrier_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(NUM_THREADS) : "memory");
 }
 
-// An event that other GPUs signal is read and written at system scope, any other event at device scope. Block scope is
-// for words that only threads of the same worker use, and the only one that works in shared memory.
+// Events that other GPUs signal are accessed at system scope, all other events at device scope. Block scope is for
+// words that only this worker's threads use. It is the only scope that works in shared memory.
 DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope scope = Scope::DEVICE) {
   uint64_t v;
   if (scope == Scope::SYSTEM)
@@ -40,7 +41,7 @@ DISTMK_FN uint64_t load_relaxed(const uint64_t* p) {
   asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
-// Whether a counter has reached `want`. If so, what was written before the releases can be read.
+// Whether a counter has reached `want`. If it has, everything written before the releases that raised it is visible.
 DISTMK_FN bool has_reached(const uint64_t* p, uint64_t want, Scope scope = Scope::DEVICE) {
   return load_acquire(p, scope) >= want;
 }
@@ -64,8 +65,8 @@ DISTMK_FN void add_release(uint64_t* p, uint64_t v, Scope scope = Scope::DEVICE)
     asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// Loads and stores of Lamport buffers (device/comm/lamport.cuh): relaxed, as an element carries its own arrival. At
-// system scope, where a peer may write it.
+// Loads and stores of Lamport buffers (device/comm/lamport.cuh). They are relaxed, because the value itself shows that
+// it has arrived. The float versions have system scope, because a peer GPU may write the buffer.
 DISTMK_FN float poll_load(const float* p) {
   float v;
   asm volatile("ld.relaxed.sys.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
@@ -74,7 +75,7 @@ DISTMK_FN float poll_load(const float* p) {
 DISTMK_FN void publish_store(float* p, float v) {
   asm volatile("st.relaxed.sys.global.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory");
 }
-// At device scope.
+// The other types have device scope: only this GPU writes them.
 DISTMK_FN float2 poll_load(const float2* p) {
   float2 v;
   asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
@@ -88,7 +89,8 @@ DISTMK_FN uint4 poll_load(const uint4* p) {
                : "memory");
   return v;
 }
-// Loads, or returns zeros. Predicated: with a branch the loads of a loop would be waited for one after another.
+// Loads if `wanted`, else returns zeros. Predicated, because with a branch a loop would wait for each load before it
+// issues the next.
 DISTMK_FN uint4 load_if(bool wanted, const uint4* p) {
   uint4 v;
   v.x = v.y = v.z = v.w = 0;
@@ -114,7 +116,7 @@ DISTMK_FN uint64_t now_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;
 }
-// Low half of the SM's clock.
+// Low 32 bits of the SM's clock.
 DISTMK_FN uint32_t now_clock() {
   uint32_t t;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(t)::"memory");
@@ -125,7 +127,7 @@ DISTMK_FN uint32_t sm_number() {
   asm volatile("mov.u32 %0, %smid;" : "=r"(n));
   return n;
 }
-// Atomic maximum; returns the old value.
+// Atomic maximum. Returns the old value.
 DISTMK_FN uint64_t raise_to(uint64_t* p, uint64_t v) {
   return atomicMax(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(v));
 }
@@ -134,7 +136,7 @@ DISTMK_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(
 DISTMK_FN void barrier_init(uint64_t* barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
 }
-// Tests the phase once, and returns at once.
+// Tests the phase once, without suspending the thread.
 DISTMK_FN bool barrier_test(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
@@ -146,7 +148,8 @@ DISTMK_FN bool barrier_test(uint32_t barrier, uint32_t parity) {
 DISTMK_FN bool barrier_test(uint64_t* barrier, uint32_t parity) {
   return barrier_test(shared_address(barrier), parity);
 }
-// Tests the phase once; from compute capability 9.0 on it may suspend the thread for a while before it returns false.
+// Tests the phase once. From compute capability 9.0 on, the thread may be suspended for a while before this returns
+// false.
 DISTMK_FN bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
   if constexpr (!BULK_COPIES) return barrier_test(barrier, parity);
   uint32_t done;
@@ -159,7 +162,7 @@ DISTMK_FN bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
 DISTMK_FN bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
   return barrier_try_wait(shared_address(barrier), parity);
 }
-// The loop is in assembly, as the compiler would yield to other warps in each round of a loop of its own.
+// The loop is in assembly, because the compiler would insert a yield to other warps into every round of a C++ loop.
 DISTMK_FN void barrier_wait(uint32_t barrier, uint32_t parity) {
   if constexpr (BULK_COPIES)
     asm volatile(
@@ -197,7 +200,7 @@ DISTMK_FN void barrier_arrive(uint64_t* barrier, uint32_t times) {
     for (; times; --times) barrier_arrive(barrier);
 }
 
-// The memory of a barrier is only a barrier until then.
+// Ends a barrier's life, so that its memory can hold other data.
 DISTMK_FN void barrier_invalidate(uint64_t* barrier) {
   asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -205,13 +208,13 @@ DISTMK_FN void barrier_init_done() {
   if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
 }
 
-// Cache policy of weights, keys and values, which are read once per iteration: the second-level cache evicts them
-// first, so that activations, task descriptors and instructions stay. It is the value that
-// createpolicy.fractional.L2::evict_first gives for a fraction of 1.
+// L2 policy for weights, keys and values, which are read once an iteration. L2 evicts them first and so keeps
+// activations, task descriptors and instructions. The constant is what createpolicy.fractional.L2::evict_first returns
+// for a fraction of 1.
 constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;
 
-// Announces to the mbarrier `full` that so many bytes will land; copies some of them. By one thread each, from compute
-// capability 9.0 on.
+// The two halves of a bulk copy: expect_bytes() tells the mbarrier `full` how many bytes will land, and copy_expected()
+// copies some of them. One thread calls each. Both do nothing before compute capability 9.0.
 DISTMK_FN void expect_bytes(uint32_t full, uint32_t num_bytes) {
   if constexpr (BULK_COPIES)
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(num_bytes) : "memory");
@@ -224,14 +227,14 @@ DISTMK_FN void copy_expected(uint32_t dst, const void* src, uint32_t num_bytes, 
         "l"(src), "r"(num_bytes), "r"(full), "l"(EVICT_FIRST)
         : "memory");
 }
-// The same of what other SMs read as well.
+// copy_expected() for data that other SMs read too: without the evict-first policy.
 DISTMK_FN void copy_kept(uint32_t dst, const void* src, uint32_t num_bytes, uint32_t full) {
   if constexpr (BULK_COPIES)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
                  "l"(src), "r"(num_bytes), "r"(full)
                  : "memory");
 }
-// Brings some bytes to the second-level cache.
+// Prefetches into L2.
 DISTMK_FN void prefetch_bulk(const void* src, uint32_t num_bytes) {
   if constexpr (BULK_COPIES)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(num_bytes) : "memory");
@@ -240,15 +243,15 @@ DISTMK_FN void copy_bulk(uint32_t dst, const char* src, uint32_t num_bytes, uint
   expect_bytes(full, num_bytes);
   copy_expected(dst, src, num_bytes, full);
 }
-// Orders generic-proxy writes that this thread has observed before its later bulk copies.
+// Orders writes through the generic proxy that this thread has observed before its later bulk copies.
 DISTMK_FN void fence_copies() {
   if constexpr (BULK_COPIES) asm volatile("fence.proxy.async;" ::: "memory");
 }
-// The same of accesses to shared memory alone; waits for no store to global memory.
+// fence_copies() for accesses to shared memory alone. It does not wait for stores to global memory.
 DISTMK_FN void fence_copies_to_shared() {
   if constexpr (BULK_COPIES) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// By all lanes of a warp. Each lane arrives at `full` once its own part has landed.
+// All lanes of a warp call it. Each lane arrives at `full` once its own part has landed.
 DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, uint32_t full, uint32_t lane,
                              uint32_t num_lanes) {
   for (uint32_t at = lane * 16; at < num_bytes; at += num_lanes * 16)
@@ -256,9 +259,9 @@ DISTMK_FN void copy_by_lanes(uint32_t dst, const char* src, uint32_t num_bytes, 
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
 }
 
-// Copies 16 bytes to shared memory, past the first-level cache, or zeros if not `wanted`; `src` is an address of the
-// same memory either way. A thread's copies since its last commit_copies() are a group; it waits until all its groups
-// but the last N have landed.
+// Copies 16 bytes to shared memory past L1, or writes zeros if not `wanted`; `src` must be a valid address either way.
+// commit_copies() closes a group of a thread's copies. await_copies() waits until all of the thread's groups but the
+// last N have landed.
 DISTMK_FN void copy_chunk(uint32_t dst, const void* src, bool wanted) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(wanted ? 16 : 0) : "memory");
 }
@@ -268,7 +271,7 @@ DISTMK_FN void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Loads keys or values that may turn out not to be needed; those may be written at the same time.
+// Speculatively loads keys or values. Another thread may be writing them if they turn out not to be needed.
 DISTMK_FN uint4 load_perhaps(const uint4* p) {
   uint4 v;
   asm volatile("ld.global.cg.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
@@ -277,19 +280,19 @@ DISTMK_FN uint4 load_perhaps(const uint4* p) {
   return v;
 }
 
-// A number that may be written at the same time, so that what is loaded is a guess.
+// Loads a number that another thread may be writing, so the result is only a guess.
 template <class T>
 DISTMK_FN T load_guess(const T* p) {
   return *static_cast<const volatile T*>(p);
 }
 
-// Hides from the compiler how `v` was computed, so that it neither keeps nor recomputes what follows from it.
+// Hides from the compiler how `v` was computed, so that it neither keeps nor recomputes values derived from it.
 DISTMK_FN uint32_t opaque(uint32_t v) {
   asm volatile("" : "+r"(v));
   return v;
 }
 
-// Tells the compiler that `p` points to shared memory, as generic loads take longer.
+// Tells the compiler that `p` points to shared memory, because generic loads take longer.
 template <class T>
 DISTMK_FN const T* in_shared(const T* p) {
   return static_cast<const T*>(__cvta_shared_to_generic(opaque(shared_address(p))));
@@ -306,17 +309,17 @@ DISTMK_FN void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]) {
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(address));
 }
-// Each of the four matrices transposed.
+// Transposes each of the four matrices.
 DISTMK_FN void ldmatrix_x4_transposed(uint32_t address, uint32_t (&a)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(address));
 }
 
-// c += a b with m16n8k16. Lane 4 g + t holds
-//   of a (16 x 16)  row g, columns 2 t, 2 t + 1 (a[0]) and 2 t + 8, 2 t + 9 (a[2]); the same of row g + 8 (a[1], a[3]);
-//   of b (16 x 8)   column g, rows 2 t, 2 t + 1 (b0) and 2 t + 8, 2 t + 9 (b1);
-//   of c (16 x 8)   columns 2 t, 2 t + 1 of row g (c[0], c[1]) and of row g + 8 (c[2], c[3]).
+// c += a b with m16n8k16. Lane 4 g + t holds:
+//   a (16 x 16): row g, columns 2 t, 2 t + 1 (a[0]) and 2 t + 8, 2 t + 9 (a[2]); row g + 8, same columns (a[1], a[3]).
+//   b (16 x 8):  column g, rows 2 t, 2 t + 1 (b0) and 2 t + 8, 2 t + 9 (b1).
+//   c (16 x 8):  columns 2 t, 2 t + 1 of row g (c[0], c[1]) and of row g + 8 (c[2], c[3]).
 DISTMK_FN void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

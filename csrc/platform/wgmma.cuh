@@ -1,11 +1,12 @@
-// Products of a warpgroup on tensor cores: D[m, n] += A[m, k] B[n, k] of 64 rows m, N tokens n and 16 columns k, A and
-// B in bf16, D in float32. Compute capability 9.0 has an instruction of a warpgroup for it, wgmma, which runs beside
-// the threads; elsewhere, and in the emulator, each warp multiplies its 16 rows by mma.
+// Matrix products of a warpgroup on tensor cores: D[m, n] += A[m, k] B[n, k] for 64 rows m, N tokens n and 16 columns
+// k, with A and B in bf16 and D in float32. Compute capability 9.0 uses the asynchronous wgmma instruction. Elsewhere,
+// and in the emulator, each warp multiplies its 16 rows with mma.
 //
-// A is in registers, as in multiply(): warp w of the warpgroup has rows 16 w to 16 w + 15. acc[4 n] to acc[4 n + 3] are
-// the registers c of its tokens 8 n to 8 n + 7. B is a slot in shared memory of N rows of 64 columns, at a multiple of
-// 1024 bytes, in which the 16-byte chunk c of row r is chunk c ^ r % 8; `step` is one of the slot's four k16 steps.
-// multiply_rows() takes B[k, n] in such slots, multiply_shared() A[m, k].
+// A is in registers, as for multiply() of ptx.cuh: warp w of the warpgroup has rows 16 w to 16 w + 15. acc[4 n] to
+// acc[4 n + 3] are the registers c for tokens 8 n to 8 n + 7.
+//
+// B is a slot in shared memory: N rows of 64 columns, aligned to 1024 bytes. It is swizzled: chunk c (16 bytes) of row
+// r is stored as chunk c ^ r % 8. `step` selects one of the slot's four k16 steps.
 #pragma once
 #include "platform/device.h"
 
@@ -16,8 +17,8 @@
 namespace distmk {
 namespace tensor {
 
-// Registers that products read or write, before begin() and after await(): to the compiler the products are done where
-// they are started, so that it could move what comes before or behind them in between.
+// Pins the registers of asynchronous products, before begin() and after await(). The compiler believes that a product
+// is done where it is started, so it could move code that uses its registers in between.
 template <uint32_t COUNT>
 DISTMK_FN void settle(float (&registers)[COUNT]) {
 #ifdef DISTMK_WGMMA
@@ -35,10 +36,11 @@ DISTMK_FN void settle(uint32_t (&registers)[ROWS][4]) {
 #endif
 }
 
-// By each warp for itself.
+// The mma versions: each warp multiplies its own 16 rows.
 template <uint32_t N>
 DISTMK_FN void multiply_by_mma(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
-  // Lane l addresses a row of matrix l / 8: tokens 0 to 7 and 8 to 15 of a pair of groups, two chunks each.
+  // Lane l addresses a row of 8x8 matrix l / 8. The four matrices are two chunks of tokens 0 to 7 and two of tokens 8
+  // to 15, in a pair of token groups.
   const uint32_t lane = opaque(threadIdx.x) % 32, token = lane / 16 * 8 + lane % 8;
   const uint32_t address = slot + token * 128 + ((2 * step + lane / 8 % 2) ^ (token % 8)) * 16;
 #pragma unroll
@@ -51,7 +53,8 @@ DISTMK_FN void multiply_by_mma(float (&acc)[N / 2], const uint32_t (&a)[4], uint
 }
 template <uint32_t N>
 DISTMK_FN void multiply_rows_by_mma(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
-  // Matrices of a pair of column groups: rows 0 to 7 and 8 to 15 of the first, then of the second.
+  // The four 8x8 matrices cover a pair of column groups: rows 0 to 7 and 8 to 15 of the first group, then of the
+  // second.
   const uint32_t lane = opaque(threadIdx.x) % 32, row = slot + (step * 16 + lane % 16) * 128;
 #pragma unroll
   for (uint32_t n = 0; n < N / 8; n += 2) {
@@ -63,7 +66,8 @@ DISTMK_FN void multiply_rows_by_mma(float (&acc)[N / 2], const uint32_t (&a)[4],
 }
 template <uint32_t N>
 DISTMK_FN void multiply_shared_by_mma(float (&acc)[N / 2], uint32_t a_slot, uint32_t slot, uint32_t step) {
-  // Matrices of the warp's rows: 0 to 7 and 8 to 15 of the first eight columns, then of the second.
+  // The four 8x8 matrices cover the warp's rows: 0 to 7 and 8 to 15 of the first eight columns, then of the second
+  // eight.
   const uint32_t lane = opaque(threadIdx.x) % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
   uint32_t a[4];
   ldmatrix_x4(a_slot + row * 128 + ((2 * step + lane / 16) ^ (row % 8)) * 16, a);
@@ -71,19 +75,19 @@ DISTMK_FN void multiply_shared_by_mma(float (&acc)[N / 2], uint32_t a_slot, uint
 }
 
 #ifdef DISTMK_WGMMA
-// A register of A. Computed anew from what was loaded, once the products before have ended: were it the register of a
-// load that ran beside them, the compiler would let no product run beside anything.
+// Makes a register of A from a loaded one, once the previous products have ended. If the load's own register were the
+// operand, and the load ran beside products, the compiler would serialize all products.
 DISTMK_FN uint32_t operand(uint32_t loaded) {
   uint32_t v;
   asm volatile("max.u32 %0, %1, 0;" : "=r"(v) : "r"(loaded));
   return v;
 }
-// Before multiply(), whose registers were written by other instructions.
+// Called before multiply(), because other instructions have written its registers.
 template <uint32_t N>
 DISTMK_FN void begin() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// The products since the last commit are a group.
+// Makes a group of the products since the last commit.
 template <uint32_t N>
 DISTMK_FN void commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -94,9 +98,9 @@ DISTMK_FN void await() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Descriptor of a matrix in shared memory, `offset` bytes behind a slot's beginning: rows of 128 bytes, swizzled, 1024
-// bytes from one group of eight to the next. `slot_units`: from a slot to the next one, in 16 bytes, of a transposed
-// matrix. The offset is added last, as what comes before is the same for all of a slot's steps.
+// Descriptor of a swizzled matrix in shared memory that begins `offset` bytes into a slot. Its rows have 128 bytes, and
+// groups of eight rows are 1024 bytes apart. `slot_units` matters for a transposed matrix: the distance between slots,
+// in units of 16 bytes. The offset is added last, because the rest is the same for all steps of a slot.
 DISTMK_FN uint64_t descriptor(uint32_t slot, uint32_t offset, uint32_t slot_units = 1) {
   constexpr uint32_t HIGH = uint32_t{1} << 30 | 1024 / 16;
   return uint64_t{HIGH} << 32 | ((slot_units << 16 | (slot & 0x3ffff) >> 4) + offset / 16);
@@ -141,7 +145,7 @@ DISTMK_FN void multiply(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t sl
   multiply_as(acc, a, descriptor(slot, step * 32));
 }
 
-// A in a slot of 64 rows.
+// A comes from a slot of 64 rows instead of registers.
 #define DISTMK_MULTIPLY_SHARED(N, NAMES, SUMS, A, B)                                                   \
   DISTMK_FN void multiply_shared_as(float (&d)[N / 2], uint64_t a, uint64_t b) {                       \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, %" #A ", %" #B \
@@ -169,7 +173,8 @@ DISTMK_MULTIPLY_ROWS(64, DISTMK_NAMES_32, DISTMK_32(d, 0), 32, 33, 34, 35, 36)
 DISTMK_MULTIPLY_ROWS(128, DISTMK_NAMES_64, DISTMK_64(d, 0), 64, 65, 66, 67, 68)
 #undef DISTMK_MULTIPLY_ROWS
 
-// B transposed: a slot has 64 rows k of 64 columns n; the next 64 columns are in the next slot. Row k16 step `step`.
+// B is transposed: a slot has 64 rows k of 64 columns n, and the next 64 columns are in the next slot. `step` selects
+// 16 rows k.
 template <uint32_t N>
 DISTMK_FN void multiply_rows(float (&acc)[N / 2], const uint32_t (&a)[4], uint32_t slot, uint32_t step) {
   constexpr uint32_t SLOT_BYTES = 64 * 128, STEP_BYTES = 16 * 128;
