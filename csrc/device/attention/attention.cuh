@@ -1,8 +1,8 @@
-// The attention task: split-KV attention over the paged cache on tensor cores, O = softmax(scale Q K^T) V of a GQA
-// group. An instance is one run of rows x one KV head x one split of the positions (params.cuh); its eight warps take
-// KV tiles of 16 positions in turn, and combine their partials in a fixed order. Splits are combined by combine.cuh, or
-// by the GEMV that consumes them (linear/fused_combine.cuh). Here: which path an instance takes, and the one for any
-// number of rows; decode_row.cuh has those of a decode row.
+// The attention task for up to 16 rows: split-KV attention over the paged cache on tensor cores, O = softmax(scale Q
+// K^T) V for a GQA group. An instance is one run of rows x one KV head x one split of the positions (params.cuh). Its
+// eight warps take KV tiles of 16 positions in turn and combine their partials in a fixed order. combine.cuh then
+// combines the splits, or the GEMV that consumes them does (linear/fused_combine.cuh). This file chooses an instance's
+// path and has the path for any number of rows; decode_row.cuh has the paths of a decode row.
 #pragma once
 #include "device/attention/decode_row.cuh"
 #include "device/attention/work_assignment.cuh"
@@ -10,9 +10,9 @@
 namespace distmk {
 namespace attention {
 
-// A block of queries against this warp's KV tiles. `tile` holds, or is about to receive, the first one, or its keys: a
-// tile that registers do not hold as a whole (P::HOLDS_TILE) has its keys replaced by its values. `rows`: cache rows of
-// the first tile.
+// Runs a block of queries against this warp's KV tiles. `tile` receives the first tile, whose loads have been issued.
+// If registers do not hold a whole tile (P::HOLDS_TILE), it receives the keys, which the values later replace. `rows`:
+// cache rows of the first tile.
 template <class P>
 DISTMK_FN void attend(const P& p, uint32_t first_query, uint32_t rows, KvTileOf<P::MAX_DIM>& tile,
                       WarpPartialOf<P::MAX_DIM>& partial) {
@@ -46,7 +46,8 @@ DISTMK_FN void attend(const P& p, uint32_t first_query, uint32_t rows, KvTileOf<
   }
 }
 
-// Any number of rows and any head_dim up to P::DIM. False: the launch was over before its inputs were there.
+// Runs an instance with any number of rows and any head_dim up to P::DIM. False: the launch was over before its inputs
+// were there.
 template <class P>
 DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
   const auto is_assigned = [] { return P::ON_HOT_PATH && kv_path(own_round()); };
@@ -71,7 +72,7 @@ DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
       tile.clear();
     }
     mark(Mark::PREPARED);
-    // Only the instance that appends a new position reads it in this iteration; older ones were there before.
+    // Before this point only older positions are read. New ones are read by the one instance that appends them.
     if (args.polls)
       context.begin_polling();
     else if (!context.inputs_ready())
@@ -108,7 +109,8 @@ DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
     }
   }
   mark(Mark::STORED);
-  // One row's cache row is in the assignment: a look-up in the page table would delay the worker's next task.
+  // A single row's cache row is in the assignment, because a look-up in the page table would delay the worker's next
+  // task.
   const auto kv_row = [&](uint32_t position) {
     return p.run.num_rows == 1 && is_assigned() ? shared().attention_assignment.new_line : p.kv_row(position);
   };
@@ -120,8 +122,9 @@ DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
 
 namespace attention {
 
-// This worker's instances of a spread task, or the one instance of a massive launch: `run` runs that of own_round(),
-// of `count` in all. What decides the path is read again for every instance: kept in registers, it would be spilled.
+// Runs this worker's instances of a spread task, or the one instance of a massive launch. `run` runs instance
+// own_round(); `count` returns the number of all instances. The facts that decide the path are read again for every
+// instance: in registers, they would be spilled.
 template <class Count, class Run>
 DISTMK_FN void run_instances(Context& context, const Count& count, const Run& run) {
   const auto has_instance = [&](uint32_t round) {

@@ -1,7 +1,7 @@
-// The combine task: attention's split-KV partials (m_s, l_s, o_s), s < splits, of a head's slice of 32 elements and a
-// row become bf16 elements sum_s w_s o_s / sum_s w_s l_s, w_s = exp(m_s - max m). Partials: f32 [slice, row, split,
-// PARTIAL_FLOATS]. Rows of a batch-1 iteration have none where their combine is fused into the consumer GEMV
-// (linear/fused_combine.cuh).
+// The combine task, which follows attention: combines the split-KV partials (m_s, l_s, o_s), s < splits, of a row and a
+// slice of 32 elements of a head. The result is sum_s w_s o_s / sum_s w_s l_s with w_s = exp(m_s - max m), in bf16.
+// Partials: f32 [slice, row, split, PARTIAL_FLOATS]. A batch-1 row whose combine is fused into the consumer GEMV
+// (linear/fused_combine.cuh) has none.
 #pragma once
 #include "device/attention/lse.cuh"
 #include "device/comm/lamport.cuh"
@@ -13,10 +13,10 @@ namespace attention {
 static_assert(COMBINE_SLICE == 32, "four elements each of eight lanes");
 constexpr uint32_t ELEMENT_LANES = COMBINE_SLICE / 4;
 
-// One slice of one row with up to 32 splits, by a warp: lane s has the header of split s; four groups of eight lanes
-// take every fourth split's elements, four a lane. All loads are issued before the first is used, and none has a
-// condition but that the second half of the splits is skipped where there is none: a split that does not exist is the
-// first one once more, with a weight of 0.
+// A warp combines one slice of one row with up to 32 splits. Lane s has the header of split s. Four groups of eight
+// lanes each take every fourth split's elements, four per lane. All loads are issued before the first is used. No load
+// is conditional, except that the second half of the splits is skipped if it is empty: a missing split loads the first
+// one again, with a weight of 0.
 struct SliceCombine {
   static constexpr uint32_t GROUPS = 32 / ELEMENT_LANES, SPLITS_PER_GROUP = 32 / GROUPS, HALF = SPLITS_PER_GROUP / 2;
   float* partials;  // of the first split
@@ -35,7 +35,7 @@ struct SliceCombine {
 
   DISTMK_FN bool has_second_half() const { return num_splits > HALF * GROUPS; }
 
-  // Whether all of it was published.
+  // Whether everything that was loaded has been published.
   DISTMK_FN bool load() {
     const uint32_t lane = threadIdx.x % 32, e = first_element() < num_elements ? first_element() : 0;
     header = poll_load(header_at(lane < num_splits ? lane : 0));
@@ -53,7 +53,7 @@ struct SliceCombine {
     load_half(0);
     if (has_second_half()) {
       load_half(HALF);
-    } else {  // otherwise the compiler would keep what the registers hold alive through all other tasks
+    } else {  // otherwise the compiler would keep the registers alive through all other tasks
 #pragma unroll
       for (uint32_t i = HALF; i < SPLITS_PER_GROUP; ++i) elements[i] = zero_chunk();
     }
@@ -63,7 +63,7 @@ struct SliceCombine {
   DISTMK_FN float combine() const {
     const uint32_t lane = threadIdx.x % 32, own_group = lane / ELEMENT_LANES;
     const float own_max = lane < num_splits ? __uint_as_float(header.x) : -INFINITY;
-    float weight = lane_weight<32>(own_max);  // finite, as a row sees its own position
+    float weight = lane_weight<32>(own_max);  // finite, because a row sees its own position
     weight = __fdividef(weight, warp_sum(__uint_as_float(header.y) * weight));
     float acc[4] = {};
     const auto add_half = [&](uint32_t first) {
@@ -83,7 +83,7 @@ struct SliceCombine {
     return own_group == 0 ? acc[0] : own_group == 1 ? acc[1] : own_group == 2 ? acc[2] : acc[3];
   }
 
-  // Leaves the partials zero (Lamport), once all lanes have read them.
+  // Zeroes the partials (Lamport) once all lanes have read them.
   DISTMK_FN void reset() const {
     __syncwarp();
     const uint32_t lane = threadIdx.x % 32;
@@ -95,19 +95,19 @@ struct SliceCombine {
   }
 };
 
-// One slice of four rows with up to two splits each, by a warp: eight lanes a row, four elements a lane, and no lane
-// needs what another one has.
+// A warp combines one slice of four rows with up to two splits each: eight lanes per row, four elements per lane. No
+// lane needs another lane's data.
 struct FourRowCombine {
   static constexpr uint32_t ROWS = 32 / ELEMENT_LANES, MAX_SPLITS = 2;
   float* partials;      // of this lane's row
-  uint32_t num_splits;  // of it
+  uint32_t num_splits;  // of this lane's row
   float2 headers[MAX_SPLITS];
   uint4 elements[MAX_SPLITS];
 
   DISTMK_FN static uint32_t row() { return threadIdx.x % 32 / ELEMENT_LANES; }
   DISTMK_FN static uint32_t first_element() { return threadIdx.x % ELEMENT_LANES * 4; }
 
-  // Whether all of it was published.
+  // Whether everything that was loaded has been published.
   DISTMK_FN bool load() {
 #pragma unroll
     for (uint32_t s = 0; s < MAX_SPLITS; ++s) {
@@ -134,7 +134,7 @@ struct FourRowCombine {
       combined[e] = __uint_as_float(first[e]) * (a * scale) + __uint_as_float(second[e]) * (b * scale);
   }
 
-  // Leaves the partials zero; only by lanes whose row exists.
+  // Zeroes the partials. Only lanes whose row exists call it.
   DISTMK_FN void reset() const {
     for (uint32_t s = 0; s < num_splits; ++s) {
       float* of_split = partials + s * PARTIAL_FLOATS;
@@ -144,14 +144,15 @@ struct FourRowCombine {
   }
 };
 
-// False: the launch was over before the partials were there.
+// Waits for the partials, or prepares to poll them. False: the launch was over before they were there.
 DISTMK_FN bool await_partials(Context& context, const CombineArgs& args) {
   if (!args.polls) return context.inputs_ready();
   context.begin_polling();
   return true;
 }
 
-// All rows, where none has more than FourRowCombine::MAX_SPLITS splits; lane r has row r's number of them.
+// Combines all rows, none of which has more than FourRowCombine::MAX_SPLITS splits. `splits_of_row`: in lane r, the
+// splits of row r.
 DISTMK_FN void combine_four_rows(Context& context, const CombineArgs& args, const Batch& batch, uint32_t splits_of_row,
                                  const LamportVector& out) {
   const auto num_rows = static_cast<uint32_t>(batch.num_rows);
@@ -170,7 +171,7 @@ DISTMK_FN void combine_four_rows(Context& context, const CombineArgs& args, cons
     context.inputs_polled();
     float combined[4];
     rows.combine(combined);
-    __syncwarp();  // all lanes have read what is reset below
+    __syncwarp();  // all lanes have read the partials that are reset below
     if (own_row >= num_rows) continue;
     out.publish_four(uint64_t{row} * args.out_stride + slice.head * args.head_dim + slice.begin + rows.first_element(),
                      combined);
@@ -187,12 +188,12 @@ DISTMK_FN void body_combine(Context& context, const CombineArgs& args) {
   const Splits splits(args, batch);
   const LamportVector out{context.at<__nv_bfloat16>(args.out), context.at<__nv_bfloat16>(args.reset)};
   const uint32_t lane = threadIdx.x % 32, splits_of_row = lane < batch.num_rows ? splits.of(run_of(batch, lane)) : 1;
-  // Not of fixed splits: which rows are combined in fours would depend on the other rows.
+  // Never with fixed splits: whether a row is combined in fours would depend on the other rows.
   const bool in_fours =
       !has_fixed_splits(args) && args.head_dim % COMBINE_SLICE == 0 && out.takes_four(args.out_stride);
   if (in_fours && __all_sync(~0u, splits_of_row <= FourRowCombine::MAX_SPLITS)) {
     combine_four_rows(context, args, batch, splits_of_row, out);
-    return context.inputs_polled();  // of warps that had no row
+    return context.inputs_polled();  // for warps that had no row
   }
   for (uint32_t i = threadIdx.x / 32; i < batch.num_rows * args.num_slices; i += NUM_WARPS) {
     const uint32_t row = i / args.num_slices, index = i % args.num_slices;

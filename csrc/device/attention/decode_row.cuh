@@ -1,6 +1,6 @@
-// Split-KV attention of one decode row with DIM-element heads: Q [up to 8 heads, DIM] against K, V [positions of the
-// split, DIM]. The latency of a token is mostly instructions one after another, so this path has none that it does not
-// need. K and V come in one of two ways (KvPath): straight from the cache, a tile a warp at most (batch 1), or through
+// Split-KV attention for one decode row with heads of DIM elements: Q [up to 8 heads, DIM] against K, V [positions of
+// the split, DIM]. A token's latency is mostly dependent instructions, so this path has none that it does not need. K
+// and V arrive in one of two ways (KvPath): straight from the cache, at most one tile per warp (batch 1), or through
 // the pipeline that also streams weights (work_assignment.cuh has the producer's side).
 #pragma once
 #include "device/attention/online_softmax.cuh"
@@ -10,7 +10,7 @@
 namespace distmk {
 namespace attention {
 
-// Batch 1, straight from the cache: no loop, as no warp has a second tile.
+// Batch 1, straight from the cache. There is no loop, because no warp has a second tile.
 
 template <uint32_t DIM>
 DISTMK_FN void load_first_tile(const Batch1RowParams<DIM>& p, KvTile& tile) {
@@ -33,11 +33,11 @@ DISTMK_FN void attend(const Batch1RowParams<DIM>& p, KvTile& tile, WarpPartial& 
   partial.multiply_pv(tile, DIM, weights[0]);
 }
 
-// Through the pipeline: a stage holds K, V of one step's tile, then K, V of the next one's. A warp copies its first
-// tile to registers, so that the producer has room before there is a Q; of the tiles behind it, every second one is
-// read from its stage beside one in registers, so that the products of one fill the latency of the other's.
+// Through the pipeline: a stage holds K, V of one step's tile, then K, V of the next step's. A warp copies its first
+// tile to registers, so that the producer has room before Q exists. Behind that tile, every second one is read from its
+// stage while another is in registers, so that the products of one hide the latency of the other's.
 
-// A warp's read state.
+// A warp's read position in the pipeline.
 template <class P>
 struct KvPipelineReader {
   using K = ContiguousK<P, FromStage>;
@@ -49,7 +49,7 @@ struct KvPipelineReader {
   DISTMK_FN explicit KvPipelineReader(const P& params)
       : p(params), stage(consumer_state().stage.advanced(params.first_step() / 2)), step(params.first_step()) {}
 
-  // The tile's K rows, once they have landed; its V rows lie behind them.
+  // Waits until the tile has landed, and returns its K rows. Its V rows lie behind them.
   DISTMK_FN const __nv_bfloat16* consumer_wait() const {
     barrier_wait(&shared().pipeline.full[stage.index], stage.phase);
     const char* slot = shared().at<Overlay::PIPELINE_STAGES>() + stage.index * STAGE_BYTES;
@@ -62,12 +62,12 @@ struct KvPipelineReader {
     k(rows).load(tile);
     v(rows).load(tile);
   }
-  // The last stage may have one tile: its reader then arrives for both.
+  // The last stage may hold only one tile. Its reader then arrives for both.
   DISTMK_FN void consumer_release() const {
     warp_arrive(&shared().pipeline.empty[stage.index], step % 2 == 0 && step + 1 == p.num_tiles() ? 2 : 1);
   }
   DISTMK_FN bool has_next() const { return step + NUM_WARPS < p.num_tiles(); }
-  // Nothing of it is masked: a window may begin inside a tile.
+  // Whether the next tile exists and is whole, so that nothing in it is masked. A window may begin inside a tile.
   DISTMK_FN bool has_whole_next() const { return step + NUM_WARPS < p.num_whole_tiles(); }
   DISTMK_FN void advance() {
     stage = stage.advanced(NUM_WARPS / 2);
@@ -75,7 +75,7 @@ struct KvPipelineReader {
   }
 };
 
-// This warp's pipeline state behind all stages of the split.
+// Moves this warp's pipeline state behind all stages of the split.
 template <class P>
 DISTMK_FN void advance_past_split(const P& p) {
   constexpr uint32_t MOST = PipelineState<NUM_STAGES>::MOST_STEPS;
@@ -89,8 +89,8 @@ template <uint32_t DIM>
 DISTMK_FN void load_first_tile(const DecodeRowParams<DIM>& p, KvTile& tile) {
   KvPipelineReader<DecodeRowParams<DIM>>(p).load(tile);
 }
-// `tile` holds the warp's first tile. Only that of step 0 may have new positions, or positions behind the split;
-// positions before the split's first one are masked.
+// `tile` holds the warp's first tile. Only the tile of step 0 may have new positions, or positions behind the split.
+// Positions before the split's first one are masked.
 template <uint32_t DIM>
 DISTMK_FN void attend(const DecodeRowParams<DIM>& p, KvTile& tile, WarpPartial& partial) {
   KvPipelineReader<DecodeRowParams<DIM>> reader(p);
@@ -100,7 +100,7 @@ DISTMK_FN void attend(const DecodeRowParams<DIM>& p, KvTile& tile, WarpPartial& 
     const uint32_t tile_index = p.tile_at(reader.step);
     const bool is_cached = reader.step != 0, two = reader.has_whole_next();
     if (!is_cached) patch_new_k(p, tile_index, tile);
-    const __nv_bfloat16* second = p.new_k(0);  // without a second tile: readable rows, whose scores are masked
+    const __nv_bfloat16* second = p.new_k(0);  // without a second tile: any readable rows, whose scores are masked
     if (two) {
       reader.advance();
       second = reader.consumer_wait();
@@ -125,7 +125,7 @@ DISTMK_FN void attend(const DecodeRowParams<DIM>& p, KvTile& tile, WarpPartial& 
   advance_past_split(p);
 }
 
-// The instance, of params type P. False: the launch was over before its inputs were there.
+// Runs the instance with parameters of type P. False: the launch was over before its inputs were there.
 template <class P>
 DISTMK_FN bool run_decode_row(Context& context, const AttentionArgs& args) {
   const AttentionAssignment& assignment = shared().attention_assignment;

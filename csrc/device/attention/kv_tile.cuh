@@ -1,18 +1,18 @@
-// KV tile: K[16, d] and V[16, d] of KV_TILE positions in one warp's registers, as operands of m16n8k16 products: K as B
-// fragments of S = Q K^T, V^T as A fragments of O^T = V^T P^T. Loads go straight to registers, from the paged cache row
-// by row, or from contiguous rows in a page or a stage of the pipeline; nothing is transposed in memory.
+// A KV tile in one warp's registers: K[16, d] and V[16, d] of KV_TILE positions as operands of m16n8k16 products, K as
+// B fragments of S = Q K^T and V^T as A fragments of O^T = V^T P^T. Loads go straight to registers: row by row from the
+// paged cache, or from contiguous rows in a page or a pipeline stage. Nothing is transposed in memory.
 #pragma once
 #include "device/attention/params.cuh"
 
 namespace distmk {
 namespace attention {
 
-// Each uint4 is eight elements of one position; which one, and which elements, the functions below say.
+// Each uint4 is eight elements of one position. The functions below say which position and which elements.
 template <uint32_t MAX_DIM>
 struct KvTileOf {
   uint4 k[2][MAX_DIM / 32], v[4][MAX_DIM / 64];
 
-  // Of a warp without a tile. Otherwise the compiler would keep what the registers hold alive through all other tasks.
+  // For a warp without a tile. Otherwise the compiler would keep the registers' contents alive through all other tasks.
   DISTMK_FN void clear() {
 #pragma unroll
     for (auto& keys : k)
@@ -27,14 +27,16 @@ struct KvTileOf {
 
 using KvTile = KvTileOf<HOT_HEAD_DIM>;
 
-// Position in the tile of a lane's k[i] and v[i], first element of its k[.][j] and v[.][j]. Which element is which
-// column of the product is free as long as Q and K agree, so that a lane loads 16 bytes of a key at once; V's likewise.
+// k_position() and v_position(): the position in the tile of a lane's k[i] and v[i]. k_element() and v_element(): the
+// first element of its k[.][j] and v[.][j]. Which element takes which column of the product is free as long as Q and K
+// agree, so a lane loads 16 bytes of a key at once. V is loaded in the same manner.
 DISTMK_FN uint32_t k_position(uint32_t lane, uint32_t i) { return 8 * i + lane / 4; }                    // i < 2
 DISTMK_FN uint32_t v_position(uint32_t lane, uint32_t i) { return 2 * (lane % 4) + i % 2 + i / 2 * 8; }  // i < 4
 DISTMK_FN uint32_t k_element(uint32_t lane, uint32_t j) { return 32 * j + 8 * (lane % 4); }
 DISTMK_FN uint32_t v_element(uint32_t lane, uint32_t j) { return 64 * j + 8 * (lane / 4); }
 
-// Swizzle of a lane's k[i], the same for both; of its v[i], given that of v[0].
+// k_swizzle(): the swizzle of a lane's k[i], the same for both i. v_swizzle(): the swizzle of its v[i], given the
+// swizzle of v[0].
 template <class P>
 DISTMK_FN uint32_t k_swizzle(const P& p, uint32_t lane) {
   return p.swizzle(lane / 4);
@@ -43,7 +45,7 @@ template <class P>
 DISTMK_FN uint32_t v_swizzle(const P& p, uint32_t i, uint32_t of_first) {
   return i % 2 ? of_first ^ p.swizzle(1) : of_first;
 }
-// Where an element lies in its swizzled cache row; 0 of one that the head does not have.
+// Where an element lies in its swizzled cache row; 0 for an element that the head does not have.
 template <class P>
 DISTMK_FN uint32_t swizzled(const P& p, uint32_t element, uint32_t swizzle) {
   return element < p.head_dim() ? element ^ swizzle : 0;
@@ -51,8 +53,8 @@ DISTMK_FN uint32_t swizzled(const P& p, uint32_t element, uint32_t swizzle) {
 
 DISTMK_FN uint4 load_cached(const __nv_bfloat16* from) { return load_perhaps(reinterpret_cast<const uint4*>(from)); }
 
-// A tile in the paged cache, gathered row by row. No load has a condition, as the compiler would then wait for each
-// before the next: positions that are not cached load row 0, and patch_new_k and patch_new_v replace them.
+// A tile in the paged cache, gathered row by row. No load is conditional, because the compiler would then wait for each
+// load before the next. Positions that are not cached load row 0, and patch_new_k and patch_new_v replace them.
 template <class P>
 struct PagedTile {
   const P& p;
@@ -94,9 +96,9 @@ DISTMK_FN void load_v(const P& p, const PagedTile<P>& from, KvTileOf<P::MAX_DIM>
   }
 }
 
-// A tile with contiguous rows of P::DIM elements, in the cache (FromCache) or in a stage of the pipeline (FromStage).
-// The swizzle permutes chunks among eight positions and 64 elements, so that two addresses a lane are enough for K, and
-// two for V: all other offsets are immediates of the loads.
+// A tile with contiguous rows of P::DIM elements, in the cache (FromCache) or in a pipeline stage (FromStage). The
+// swizzle permutes chunks among eight positions and 64 elements. So a lane needs only two addresses for K and two for
+// V; all other offsets are immediates of the loads.
 struct FromCache {
   DISTMK_FN static uint4 load(const __nv_bfloat16* from) { return load_cached(from); }
 };
@@ -145,13 +147,14 @@ struct ContiguousV {
   }
 };
 
-// Whether all positions of a tile are cached, so that nothing is to be patched.
+// Whether all positions of a tile are cached, so that nothing needs patching.
 template <class P>
 DISTMK_FN bool is_cached(const P& p, uint32_t tile) {
   return tile * KV_TILE >= p.begin && p.is_cached((tile + 1) * KV_TILE - 1);
 }
 
-// K of new positions from shared memory. K outside the split may be anything: the softmax step masks its scores.
+// Replaces K of new positions from shared memory. K outside the split may be anything, because the softmax step masks
+// its scores.
 template <class P>
 DISTMK_FN void patch_new_k(const P& p, uint32_t tile_index, KvTileOf<P::MAX_DIM>& tile) {
   const uint32_t lane = p.lane();
@@ -167,8 +170,8 @@ DISTMK_FN void patch_new_k(const P& p, uint32_t tile_index, KvTileOf<P::MAX_DIM>
   }
 }
 
-// V of new positions from shared memory. V outside the split becomes zero: it meets a weight of zero, and 0 * NaN is
-// NaN.
+// Replaces V of new positions from shared memory. V outside the split becomes zero: its weight is zero, but 0 * NaN
+// would be NaN.
 template <class P>
 DISTMK_FN void patch_new_v(const P& p, uint32_t tile_index, KvTileOf<P::MAX_DIM>& tile) {
   const uint32_t lane = p.lane();

@@ -1,7 +1,8 @@
-// Per KV tile: S = Q K^T, P = exp2(S - m), O += P V on tensor cores (m16n8k16, bf16 in, f32 out), with the online
-// softmax's running (m, l). Then the combine of the eight warps' partials in shared memory, and the store of the
-// split's partial. Q: [Q_TILE = 8 queries, d]; K, V: [KV_TILE = 16 positions, d]; S, P: [8, 16]; O: [8, d]. Q and P are
-// each a bf16 high and a low half (Halves), so that bf16 K and V are the only rounding.
+// The arithmetic of split-KV attention. Per KV tile: S = Q K^T, P = exp2(S - m), O += P V on tensor cores (m16n8k16,
+// bf16 in, f32 out), with the online softmax's running (m, l). At the end, the eight warps' partials are combined in
+// shared memory, and the split's partial is stored. Q: [Q_TILE = 8 queries, d]; K, V: [KV_TILE = 16 positions, d]; S,
+// P: [8, 16]; O: [8, d]. Q and P are each split into bf16 high and low halves (Halves), so bf16 K and V are the only
+// rounding.
 #pragma once
 #include "device/attention/kv_tile.cuh"
 #include "device/attention/lse.cuh"
@@ -14,9 +15,9 @@ namespace attention {
 DISTMK_FN uint32_t mma_group() { return opaque(threadIdx.x) % 32 / 4; }
 DISTMK_FN uint32_t mma_thread() { return opaque(threadIdx.x) % 4; }
 
-// S += Q K^T for N_TILES blocks of 8 positions; k(i, j) is a lane's K of block i, elements from k_element(lane, j) on.
-// A lane gets of query mma_group() the scores of positions 2 t and 2 t + 1, t = mma_thread(): of Q's high halves in
-// scores[i][0..1], of its low halves in scores[i][2..3].
+// S += Q K^T for N_TILES blocks of 8 positions. k(i, j) is a lane's K of block i, elements from k_element(lane, j) on.
+// A lane gets the scores of query mma_group() at positions 2 t and 2 t + 1, t = mma_thread(): those from Q's high
+// halves in scores[i][0..1], from its low halves in scores[i][2..3].
 template <uint32_t N_TILES, class P, class K>
 DISTMK_FN void multiply_qk(const P& p, const K& k, float (&scores)[N_TILES][4]) {
   const uint32_t lane = p.lane();
@@ -35,7 +36,8 @@ DISTMK_FN void multiply_qk(const P& p, const K& k, float (&scores)[N_TILES][4]) 
   }
 }
 
-// Varies the scores of a KV tile: their high and low halves together, so that the low ones become zero.
+// Applies the score variant (such as a cap) to a KV tile. It needs whole scores, so it adds high and low halves and
+// leaves the low ones zero.
 DISTMK_FN void vary_scores(float (&scores)[2][4], const ScoreArgs& args) {
 #pragma unroll
   for (auto& block : scores)
@@ -49,14 +51,14 @@ DISTMK_FN void vary_scores(float (&scores)[2][4], const ScoreArgs& args) {
 // (m, l, O) of the KV tiles that one warp has visited.
 template <uint32_t MAX_DIM>
 struct WarpPartialOf {
-  LogSumExp<Base2> softmax;  // of query mma_group(); the sum is of this lane's positions until reduce_sum()
-  // O^T: acc[n][e] and acc[n][2 + e] are elements 64 (n / 4) + 8 mma_group() + 2 (n % 4) and the next one of query
-  // 2 mma_thread() + e.
+  LogSumExp<Base2> softmax;  // of query mma_group(); the sum covers only this lane's positions until reduce_sum()
+  // O^T: acc[n][e] and acc[n][2 + e] belong to query 2 mma_thread() + e. They are element 64 (n / 4) + 8 mma_group() +
+  // 2 (n % 4) and the next one.
   float acc[MAX_DIM / 16][4] = {};
 
-  // Online softmax step: from the scores of one KV tile, or of two (N_TILES = 4), the weights P, high and low halves,
-  // as B fragments of O^T = V^T P^T. Mask: the query sees [visible_begin, visible_end) of the first tile, and all of
-  // the second one if `two`. FIRST: the warp has visited no tile before.
+  // Online softmax step. Turns the scores of one KV tile, or of two (N_TILES = 4), into the weights P: high and low
+  // halves, as B fragments of O^T = V^T P^T. Mask: the query sees [visible_begin, visible_end) of the first tile, and
+  // all of the second if `two`. FIRST: the warp has visited no tile before.
   template <bool FIRST, uint32_t N_TILES>
   DISTMK_FN void softmax_step(uint32_t tile_index, uint32_t visible_begin, uint32_t visible_end, bool two,
                               const float (&scores)[N_TILES][4], uint32_t (&weights)[N_TILES / 2][2][2]) {
@@ -85,7 +87,7 @@ struct WarpPartialOf {
     }
   }
 
-  // O^T += V^T P^T. A lane's 16 bytes of V are eight rows of V^T, two a product.
+  // O^T += V^T P^T. A lane's 16 bytes of V are eight rows of V^T, two per product.
   DISTMK_FN void multiply_pv(const KvTileOf<MAX_DIM>& tile, uint32_t dim, const uint32_t (&weights)[2][2]) {
     const auto& v = tile.v;
 #pragma unroll
@@ -97,7 +99,7 @@ struct WarpPartialOf {
                                     {v[3][j].x, v[3][j].y, v[3][j].z, v[3][j].w}};
 #pragma unroll
       for (uint32_t n = 0; n < 4; ++n) {
-        constexpr uint32_t LOWER = 0x5410, UPPER = 0x7632;  // bf16 of two positions
+        constexpr uint32_t LOWER = 0x5410, UPPER = 0x7632;  // selects the bf16 of two positions
         const uint32_t rows[4] = {
             __byte_perm(words[0][n], words[1][n], LOWER), __byte_perm(words[0][n], words[1][n], UPPER),
             __byte_perm(words[2][n], words[3][n], LOWER), __byte_perm(words[2][n], words[3][n], UPPER)};
@@ -107,7 +109,7 @@ struct WarpPartialOf {
     }
   }
 
-  // O by `factor`, which each lane has for query mma_group().
+  // Multiplies O by `factor`. Each lane passes the factor of query mma_group().
   DISTMK_FN void rescale(float factor) {
     const float factors[2] = {__shfl_sync(~0u, factor, 8 * mma_thread()),
                               __shfl_sync(~0u, factor, 8 * mma_thread() + 4)};
@@ -117,11 +119,11 @@ struct WarpPartialOf {
       for (uint32_t i = 0; i < 4; ++i) acc[n][i] *= factors[i % 2];
   }
 
-  // l over the four lanes that share a query, once the last tile has been visited.
+  // Sums l over the four lanes that share a query, after the last tile.
   DISTMK_FN void reduce_sum() { softmax.sum = lanes_sum<4>(softmax.sum); }
 
-  // This lane's elements of queries `first` to `end` - 1 to shared memory, query i's at `out` + (i - first) * STRIDE;
-  // the maximum becomes one to base e.
+  // Stores this lane's elements of queries `first` to `end` - 1 to shared memory, query i at `out` + (i - first) *
+  // STRIDE. The stored maximum is relative to base e.
   DISTMK_FN void store(float* out, uint32_t first, uint32_t end) const {
     constexpr uint32_t STRIDE = MAX_DIM + 4;
     const uint32_t own_query = mma_group();
@@ -143,8 +145,8 @@ using WarpPartial = WarpPartialOf<HOT_HEAD_DIM>;
 
 constexpr uint32_t LANES_PER_SLICE = COMBINE_SLICE / 4, SLICES_PER_PART = HOT_HEAD_DIM / COMBINE_SLICE;
 
-// Where this lane's four elements of a part of the split's partial of a query go, behind a header. Worked out before
-// the warps meet: some have nothing else to do until then.
+// Address of this lane's four elements in one part of a query's split partial, behind its header. Computed before the
+// warps meet, because some warps have nothing else to do until then.
 template <class P>
 DISTMK_FN void* partial_at(const P& p, uint32_t query, uint32_t part) {
   const uint32_t lane = p.lane(), slices = (p.head_dim() + COMBINE_SLICE - 1) / COMBINE_SLICE;
@@ -157,10 +159,10 @@ DISTMK_FN void* partial_at(const P& p, uint32_t query, uint32_t part) {
          PARTIAL_HEADER_FLOATS + lane % LANES_PER_SLICE * 4;
 }
 
-// Combines the warps' partials of one part of a query (`index` of those in shared memory), and stores the split's
-// partial at `out`: a part a warp, four elements a lane, always in the order of steps. Lane l has the weight of the
-// warp whose first step is l % NUM_WARPS: 0 if that had no tile. Where no warp of the second half had one, that half is
-// skipped.
+// Combines the warps' partials of one part of a query (number `index` of those in shared memory) and stores the split's
+// partial at `out`. A warp takes a part, a lane four elements, and additions are always in the order of steps. Lane l
+// has the weight of the warp whose first step is l % NUM_WARPS; it is 0 if that warp had no tile. The second half of
+// the warps is skipped if none of them had one.
 template <class P>
 DISTMK_FN void combine_warps(const P& p, uint32_t index, uint32_t part, void* out) {
   constexpr uint32_t HALF = NUM_WARPS / 2;
@@ -187,7 +189,7 @@ DISTMK_FN void combine_warps(const P& p, uint32_t index, uint32_t part, void* ou
     const float scale = normalizer(total.sum);
     const uint32_t pairs[2] = {pack_bf16(acc.x * scale, acc.y * scale), pack_bf16(acc.z * scale, acc.w * scale)};
     publish_store(static_cast<uint2*>(out), {lamport_pair(pairs[0]), lamport_pair(pairs[1])});
-    // The header last: readers poll it alone at first.
+    // The header is stored last, because readers at first poll the header alone.
     if (lane == 0 && part == 0)
       publish(reinterpret_cast<float*>(static_cast<__nv_bfloat16*>(out) - FUSED_PARTIAL_HEADER), total.log());
     return;
@@ -197,8 +199,8 @@ DISTMK_FN void combine_warps(const P& p, uint32_t index, uint32_t part, void* ou
   publish_four(static_cast<float*>(out), acc);
 }
 
-// Resets the fused partials of an earlier task (Lamport; rotating buffers), whatever number of splits it had: each
-// split of this task its share of them, a head a warp.
+// Zeroes the fused partials of an earlier task (Lamport buffers, rotated), whatever number of splits it had. Each split
+// of this task zeroes its share of them, one head per warp.
 template <class P>
 DISTMK_FN void reset_fused_partials(const P& p) {
   const uint32_t lane = p.lane();

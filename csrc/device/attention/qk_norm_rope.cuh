@@ -1,5 +1,5 @@
-// QK-norm and RoPE of one head by a warp, and what that feeds: Q and the K and V of new positions in shared memory, and
-// the append of those to the cache.
+// QK-norm and RoPE of one head by a warp. They produce Q and the K of new positions in shared memory; V and the append
+// to the cache are here, too.
 #pragma once
 #include "device/attention/lse.cuh"
 #include "device/attention/params.cuh"
@@ -10,7 +10,7 @@ namespace attention {
 
 DISTMK_FN float squares_of(const float2& a, const float2& b) { return a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y; }
 
-// From two normalized pairs of elements (e, e + half), in a and b, before the norm's weights and `scale`.
+// Applies norm weights, `scale` (which includes 1/rms) and RoPE to two pairs of elements: a at e, and b at e + half.
 template <class Store>
 DISTMK_FN void rotate(uint32_t e, uint32_t half, float2& a, float2& b, const float2& cosine, const float2& sine,
                       const float2& norm_a, const float2& norm_b, float scale, const Store& store) {
@@ -20,8 +20,8 @@ DISTMK_FN void rotate(uint32_t e, uint32_t half, float2& a, float2& b, const flo
   store(e + half, float2{b.x * cosine.x + a.x * sine.x, b.y * cosine.y + a.y * sine.y});
 }
 
-// norm_and_rotate() of a head of several parts, four elements a lane of each. One part is no case of it: the compiler
-// makes other code of a loop over one part, and decode rows are on the hot path.
+// norm_and_rotate() for a head of several parts, with four elements of each part per lane. The version for one part is
+// separate: the compiler generates different code for a loop over one part, and decode rows are on the hot path.
 template <uint32_t PARTS, class Store>
 DISTMK_FN void norm_and_rotate_parts(const Context& context, bool polls, const float* src, const float* norm,
                                      const float* rope, float eps, uint32_t dim, float scale, const Store& store) {
@@ -59,9 +59,9 @@ DISTMK_FN void norm_and_rotate_parts(const Context& context, bool polls, const f
     if (element(i) < half) rotate(element(i), half, a[i], b[i], cosine[i], sine[i], norm_a[i], norm_b[i], scale, store);
 }
 
-// y = RoPE(x / rms(x) * norm) * scale for one head x[dim], four elements a lane; pairs are (e, e + dim / 2). `norm`
-// null: none. Each lane calls store(e, {y[e], y[e + 1]}) for two even e. All loads are issued before the first is used.
-// `src` is polled where `polls` is set (Lamport).
+// y = RoPE(x / rms(x) * norm) * scale for one head x[dim], four elements per lane. Pairs are (e, e + dim / 2). If
+// `norm` is null, there is no norm. Each lane calls store(e, {y[e], y[e + 1]}) for two even e. All loads are issued
+// before the first is used. If `polls`, `src` is polled (Lamport).
 template <uint32_t PARTS, class Store>
 DISTMK_FN void norm_and_rotate(const Context& context, bool polls, const float* src, const float* norm,
                                const float* rope, float eps, uint32_t dim, float scale, const Store& store) {
@@ -88,8 +88,8 @@ DISTMK_FN void norm_and_rotate(const Context& context, bool polls, const float* 
   rotate(e, half, a, b, cosine, sine, norm_a, norm_b, scale, store);
 }
 
-// Q of `count` queries into shared memory, a query a warp: normed, rotated, and scaled by log2(e) times the scale of
-// scores, so that softmax weights are powers of two.
+// Loads Q of `count` queries into shared memory, one query per warp: normalized, rotated, and scaled by log2(e) times
+// the scale of scores, so that softmax weights are powers of two.
 template <class P>
 DISTMK_FN void load_q(const P& p, uint32_t first_query, uint32_t count, bool polls) {
   const uint32_t i = threadIdx.x / 32, dim = p.head_dim();
@@ -104,8 +104,8 @@ DISTMK_FN void load_q(const P& p, uint32_t first_query, uint32_t count, bool pol
   if (const uint32_t e = dim + p.lane() * 2; e < p.padded_head_dim()) store(e, {0, 0});
 }
 
-// K (normed, rotated) and V of the split's new positions into shared memory, one of the two a warp, from warp
-// `first_warp` on: those before it have a query.
+// Loads K (normalized, rotated) and V of the split's new positions into shared memory. A warp takes K or V of one
+// position at a time, beginning with warp `first_warp`, because the warps before it have a query.
 template <class P>
 DISTMK_FN void load_new_kv(const P& p, uint32_t first_warp, bool polls) {
   const uint32_t lane = p.lane(), dim = p.head_dim(), first = max(p.begin, p.first_new());
@@ -137,8 +137,8 @@ DISTMK_FN void load_new_kv(const P& p, uint32_t first_warp, bool polls) {
   }
 }
 
-// K and V of the split's new positions from shared memory into the cache, a position a warp; `kv_row` gives its cache
-// row.
+// Appends K and V of the split's new positions from shared memory to the cache, one position per warp. `kv_row` returns
+// a position's cache row.
 template <class P, class KvRow>
 DISTMK_FN void append_new_kv(const P& p, const KvRow& kv_row) {
   const uint32_t lane = p.lane(), dim = p.head_dim(), first = max(p.begin, p.first_new());

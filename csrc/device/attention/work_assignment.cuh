@@ -1,22 +1,22 @@
-// Work assignment of split-KV attention instances to workers: the split of a worker's first instance, and the cache
-// rows of its K and V. It depends on the batch metadata, not on the layer, so the dispatcher computes it once an
-// iteration, before it issues the first attention task, and leaves it in shared memory for the consumers (params.cuh)
-// and for the loader, which streams the K and V of long splits through the weight pipeline.
+// Assigns split-KV attention instances to workers: computes the split of a worker's first instance and the cache rows
+// of its K and V. Both depend on the batch metadata, not on the layer. So the dispatcher computes them once an
+// iteration, before it issues the first attention task, and leaves them in shared memory for the consumers (params.cuh)
+// and for the loader. The loader streams the K and V of long splits through the weight pipeline.
 #pragma once
 #include "device/attention/params.cuh"
 
 namespace distmk {
 namespace attention {
 
-// The loader's part in attention.
+// The loader's part in attention (device/core/loader.cuh).
 struct InputStream {
-  // Whether the dispatcher notifies the loader of a task. Both see all tasks of the worker's list, in the same order.
+  // Whether the dispatcher notifies the loader about a task. Both see all tasks of the worker's list in the same order.
   DISTMK_FN static bool is_told_of(const TaskDesc& task) {
     return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::ATTENTION) && is_spread(task) &&
            reinterpret_cast<const AttentionArgs*>(task.args)->long_splits;
   }
-  // Producer of the KV pipeline, run by the loader: K and V of the assigned split, two tiles a stage, if its KvPath is
-  // PIPELINED. False: the worker has left.
+  // Producer of keys and values, run by the loader. If the KvPath is PIPELINED, it streams K and V of the assigned
+  // split, two tiles a stage. False: the worker has left.
   DISTMK_FN static bool stream(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task) {
     AttentionAssignment& assignment = shared().attention_assignment;
     const uint32_t number = assignment.num_heard.get(), slot = number % 2;
@@ -33,7 +33,7 @@ struct InputStream {
     const __nv_bfloat16 *k_cache = p.k_cache(), *v_cache = p.v_cache();
     const uint32_t num_tiles = p.num_tiles(), tile_bytes = p.kv_tile_bytes();
     fence_copies();
-    uint32_t rows = 0;  // first cache row of a tile, a tile a lane, of 32 steps at a time
+    uint32_t rows = 0;  // first cache rows of 32 steps' tiles, one tile per lane
     return loader.stream_stages((num_tiles + 1) / 2, [&](uint32_t stage, uint32_t dst, uint32_t full) {
       const uint32_t step = 2 * stage, in_stage = min(num_tiles - step, 2u);
       if (step % 32 == 0) rows = p.kv_row(p.tile_at(min(step + lanes.index, num_tiles - 1)) * KV_TILE);
@@ -47,31 +47,31 @@ struct InputStream {
   }
 };
 
-// Part of the dispatcher: maintains shared().attention_assignment.
+// The dispatcher's part: keeps shared().attention_assignment up to date.
 class AssignmentTracker {
  public:
   DISTMK_FN AssignmentTracker(const RankState& state, const Team& warp) : context_(state, warp) {}
 
-  // Task `n` is about to be issued, and those up to n - 4 are done.
+  // Task `n` is about to be issued. Tasks up to n - 4 are done.
   DISTMK_FN void see(uint32_t n, const Action& action) {
     if (action.kind == ActionKind::LEAVE) return;
     num_listed_ += is_listed(*action.task.desc);
     if (action.task.desc->type != static_cast<uint16_t>(TaskType::ATTENTION)) return;
     const auto& args = *reinterpret_cast<const AttentionArgs*>(action.task.desc->args);
     bool assigned = false;
-    // A tile lies in one page, so that its first cache row is enough.
+    // Only if a tile lies in one page: its first cache row then locates all of it.
     if (is_spread(*action.task.desc) && args.page_size >= KV_TILE) {
       assigned = is_current(action, args);
-      // Consumers of the last such task may still read the assignment. The distance is counted in the worker's list:
-      // counted in issued tasks it would depend on just-in-time ones in between, and so would the path and the order of
-      // additions.
+      // Consumers of the last spread attention task may still read the assignment, so only a task at least four behind
+      // it in the worker's list replaces it. Issued tasks are not counted: just-in-time tasks in between would then
+      // change the path, and with it the order of additions.
       if (!assigned && num_listed_ > last_ + 3) {
         assign(action, args);
         assigned = true;
       }
     }
     if (is_spread(*action.task.desc)) last_ = num_listed_;
-    context_.team.sync();  // one lane has written what all read below
+    context_.team.sync();  // one lane has written what all lanes read below
     const bool notifies = InputStream::is_told_of(*action.task.desc),
                pipelined = notifies && assigned && is_pipelined(args);
     const KvPath path = !assigned ? UNASSIGNED : pipelined ? PIPELINED : is_batch1(args) ? NEAR : ASSIGNED;
@@ -80,7 +80,7 @@ class AssignmentTracker {
   }
 
  private:
-  // The arguments that an assignment depends on, a word a lane: `num_q` to `window`, and `fused_combine_len`.
+  // The arguments that an assignment depends on, one word per lane: `num_q` to `window`, and `fused_combine_len`.
   static constexpr uint32_t FIRST_WORD = offsetof(AttentionArgs, num_q) / sizeof(uint32_t),
                             NUM_WORDS = offsetof(AttentionArgs, eps) / sizeof(uint32_t) - FIRST_WORD,
                             LAST_WORD = offsetof(AttentionArgs, fused_combine_len) / sizeof(uint32_t);
@@ -88,9 +88,9 @@ class AssignmentTracker {
   static constexpr uint32_t NO_INSTANCE = ~0u;
 
   Context context_;
-  int64_t num_listed_ = 0, last_ = -4;  // tasks of this worker's list so far; up to the last spread one of this type
+  int64_t num_listed_ = 0, last_ = -4;  // listed tasks so far; their number at the last spread attention task
   uint32_t num_notified_ = 0;
-  // Key of the present assignment; of `word_` each lane has its own.
+  // Key of the present assignment. Each lane has a `word_` of its own.
   uint64_t iteration_ = 0, batch_ = 0, page_table_ = 0;
   uint32_t instance_ = NO_INSTANCE, word_ = 0;
 
@@ -103,20 +103,20 @@ class AssignmentTracker {
                              args.page_table == page_table_ && word(args) == word_);
   }
 
-  // Every warp has a tile and most have several: loaded by the warps themselves, those would be trips to memory one
-  // after another.
+  // Whether the split takes the pipeline: every warp then has a tile and most have several. If the warps loaded those
+  // themselves, they would wait for memory once per tile.
   DISTMK_FN bool is_pipelined(const AttentionArgs& args) {
     const AttentionAssignment& assignment = shared().attention_assignment;
     if (instance_ >= assignment.num_instances) return false;
     const Params p{assignment.split, context_, args};
     return is_decode_row() && args.head_dim % (HOT_HEAD_DIM / 2) == 0 && p.num_tiles() >= NUM_WARPS;
   }
-  // A decode row whose queries are one block (decode_row.cuh).
+  // Whether the split is a decode row whose queries fit in one block (decode_row.cuh).
   DISTMK_FN bool is_decode_row() const {
     const AttentionSplit& split = shared().attention_assignment.split;
     return split.run.num_rows == 1 && split.num_heads <= Q_TILE;
   }
-  // The batch's only row, its combine fused, at most a tile a warp.
+  // Whether the split belongs to the batch's only row, its combine is fused, and no warp has more than one tile.
   DISTMK_FN bool is_batch1(const AttentionArgs& args) {
     const AttentionAssignment& assignment = shared().attention_assignment;
     if (instance_ >= assignment.num_instances || args.head_dim != HOT_HEAD_DIM) return false;

@@ -1,4 +1,4 @@
-// The transport on GPUs: NVSHMEM puts and signals to the ranks that are not peer-mapped.
+// The transport on GPUs: NVSHMEM puts and signals to ranks that are not peer-mapped. runtime/context.h calls it.
 #pragma once
 #include <nvshmem.h>
 #include <nvshmemx.h>
@@ -17,8 +17,8 @@ static_assert(sizeof(Transport) <= sizeof(Shared::transport_memory), "");
 
 DISTMK_FN bool is_remote(const Transport& transport, uint32_t rank) { return transport.state.heap_bases[rank] == 0; }
 
-// NVSHMEM's functions are inlined wherever they are called. One copy of each keeps their thousands of instructions and
-// their registers out of the bodies, and compile times short.
+// NVSHMEM's functions are inlined wherever they are called. One wrapper for each keeps their thousands of instructions
+// and their registers out of the bodies, and compile times short.
 static __device__ __noinline__ void put_by_nvshmem(void* dst, const void* src, uint64_t num_bytes, int rank) {
   nvshmem_putmem_nbi(dst, src, num_bytes, rank);
 }

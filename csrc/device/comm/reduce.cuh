@@ -1,4 +1,4 @@
-// The reduce half of an all-reduce: adds the blocks that all ranks have pushed, in rank order, to dst.
+// The sum task, the reduce half of an all-reduce: adds the blocks that all ranks have pushed to dst, in rank order.
 #pragma once
 #include "device/comm/lamport.cuh"
 
@@ -7,9 +7,9 @@ namespace distmk {
 // Whether the body polls its blocks' elements instead of waiting for events.
 DISTMK_FN bool sum_polls(const RankState& state, const SumArgs& args) { return args.polls && !state.transport; }
 
-// A block is [rows, num], with block_gap elements between its rows.
-// dst[row, i] = (add ? dst[row, i] : 0) + sum over b of blocks[b, row, i] in float32, and its bf16 copy. IN_FLIGHT
-// blocks are loaded before the first is added; more take another trip to memory.
+// A block is [rows, num], with block_gap elements between its rows. dst[row, i] = (add ? dst[row, i] : 0) + sum over b
+// of blocks[b, row, i] in float32, and its bf16 copy. IN_FLIGHT blocks are loaded before the first is added. Further
+// blocks take another trip to memory.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   constexpr uint32_t IN_FLIGHT = 4;
   const uint32_t count = rows_of(context.batch(args.batch)) * args.num, num_blocks = args.num_blocks;
@@ -26,8 +26,9 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   for (uint32_t i = context.team.index; i < count; i += context.team.size) {
     const uint32_t row = i < args.num ? 0 : i / args.num, column = i - row * args.num;  // divisions are slow
     float* out = dst + uint64_t{row} * args.dst_stride + column;
-    const uint32_t in_block = opaque(i + row * args.block_gap);          // opaque: computed before the elements arrive
-    const uint32_t place = opaque(row * args.out_bf16_stride + column);  // likewise
+    const uint32_t in_block =
+        opaque(i + row * args.block_gap);  // opaque, so that it is computed before the elements arrive
+    const uint32_t place = opaque(row * args.out_bf16_stride + column);  // opaque for the same reason
     float sum = args.add ? __ldcg(out) : 0.0f;
 #pragma unroll 1
     for (uint32_t first = 0; first < num_blocks; first += IN_FLIGHT) {
@@ -46,7 +47,7 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
 #pragma unroll
       for (uint32_t b = 0; b < IN_FLIGHT; ++b) sum += value[b];
     }
-    if (out_bf16) out_bf16.store(place, sum);  // first, as other workers poll it
+    if (out_bf16) out_bf16.store(place, sum);  // first, because other workers poll it
     *out = sum;
 #pragma unroll 1
     for (uint32_t b = 0; args.polls && b < num_blocks; ++b) lamport_reset(blocks + b * step + in_block);

@@ -1,4 +1,4 @@
-// bf16 operands of tensor cores.
+// Packs float32 into bf16 operands for tensor cores, for all bodies that multiply.
 #pragma once
 #include "platform/device.h"
 
@@ -9,14 +9,15 @@ DISTMK_FN uint32_t pack_bf16(float a, float b) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Set element by element, as the compiler would load `{}` from memory.
+// Set element by element, because the compiler would load `{}` from memory.
 DISTMK_FN uint4 zero_chunk() {
   uint4 v;
   v.x = v.y = v.z = v.w = 0;
   return v;
 }
 
-// A pair of floats as bf16 (high), and what rounding lost as bf16 (low): the sum has about 16 bits of mantissa.
+// Splits a pair of floats into bf16 (high) and the bf16 of its rounding error (low). Their sum has about 16 bits of
+// mantissa.
 struct Halves {
   uint32_t high, low;
 

@@ -1,24 +1,24 @@
-// The consumer warps: run the bodies of the tasks that the dispatcher issues, one after another, each warp at its own
-// pace.
+// The consumer warps' loop: runs the body of each task that the dispatcher issues. Each warp goes through the tasks at
+// its own pace. The hot path is in hot_path.cuh, the cold path here.
 #pragma once
 #include "device/core/end_task.cuh"
 #include "device/core/hot_path.cuh"
 
 namespace distmk {
 
-// The cold path: a function per task type, not inlined into the consumers' loop. Whatever lives across a call is on the
-// stack, for which the first-level cache has next to no room, so the hot path (hot_path.cuh) contains no call. A
-// cold function first saves the registers that it needs: few, for most types, where a single function for all types
-// would save as many as the largest needs.
+// The cold path has one function per task type, not inlined into the consumers' loop. Values that live across a call
+// are on the stack, for which L1 has next to no room, so the hot path (hot_path.cuh) contains no call. A cold function
+// first saves the registers that it needs. Most types need few, whereas one function for all types would save as many
+// as the largest.
 //
-// If the launch is over, a body that was issued does nothing, or nothing that matters; other issued tasks may follow
-// before the code path LEAVE.
+// When the launch ends, tasks may still be issued before the code path LEAVE. Their bodies then do nothing that
+// matters.
 template <uint32_t TYPE>
 struct BodyOf {  // not a lambda, which may become a function that takes its context from the stack
   DISTMK_FN void operator()(Context& context) const { run_body_of<TYPE>(context); }
 };
-// With a transport, the threads that put data also wait until it has arrived, and signal. A function by itself, as it
-// calls NVSHMEM.
+// With a transport, the threads that put data also wait for its arrival and signal. This is a function of its own
+// because it calls NVSHMEM.
 DISTMK_NOINLINE void finish_remote(const RankState& state, const Action& action, uint64_t pushed) {
   Context context(state, {threadIdx.x, NUM_CONSUMERS});
   context.begin(action.task, action.iteration, action.instance);
@@ -46,17 +46,17 @@ DISTMK_NOINLINE void run_cold_task_of(const RankState& state) {
   run_cold_task_here<TYPE>(state);
 }
 
-// The path of this warp's next task, once it has been issued.
+// Waits until this warp's next task has been issued, and returns its code path.
 DISTMK_FN uint32_t next_code_path() {
   const uint32_t n = task_number();
   barrier_wait(&shared().handshake.issued[handshake_slot(n)], handshake_phase(n));
   return current_code_path();
 }
 
-// Tasks that prepare follow each other in one function: the operators of a job iteration's layers. A function with
-// many registers first saves 60 to 120 of its caller's, which is 15 MB on all SMs: too much to do for every operator.
-// Only what multiplies by warpgroups must be in functions that call nothing. Runs such tasks up to the next one of
-// another kind. `code_path`: of the first.
+// Runs the tasks of a job iteration (more than 16 rows, device/jobs) one after another, as long as their types PREPARE.
+// `code_path`: the current task's. They share one function, because a function with many registers first saves 60 to
+// 120 of its caller's. That is 15 MB over all SMs, too much for every operator. Only warpgroup products need functions
+// of their own, which call nothing.
 DISTMK_NOINLINE void run_job_layers(const RankState& state, uint32_t code_path) {
   for (;; code_path = next_code_path()) switch (code_path) {
 #define DISTMK_CASE(id, name, Args)       \
@@ -100,7 +100,7 @@ DISTMK_FN void run_hot_task(const RankState& state) {
 
 DISTMK_NOINLINE bool change_turn();  // device/megakernel.cuh
 
-// The worker has left its program's lists. Returns whether another program takes the next turn.
+// Called when the worker has left its program's task lists. Returns whether another program takes the next turn.
 DISTMK_NOINLINE bool end_consumers_turn() {
   if (threadIdx.x == 0) {
     shared().handshake.wait_previous(task_number());
@@ -109,7 +109,7 @@ DISTMK_NOINLINE bool end_consumers_turn() {
   return change_turn();
 }
 
-// No warp waits for the others at the end of a task, though some may still reduce and store.
+// No warp waits for the others at the end of a task, although some may still reduce and store.
 DISTMK_FN void consumer_loop(const RankState& state) {
   for (;;) {
     const uint32_t code_path = next_code_path();

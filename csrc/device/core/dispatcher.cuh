@@ -1,7 +1,7 @@
-// The dispatcher warp: decides what its worker runs next (runtime/worker.h), issues tasks to the consumers ahead of
-// time, polls the events of the next one (a lane per wait) while another runs, and says when it is ready. It also keeps
-// the cached batch metadata and the worker's attention assignment, and steps the worker's own scheduler where that
-// dispatches anything.
+// The dispatcher warp: decides what its worker runs next (runtime/worker.h) and issues tasks to the consumers ahead of
+// time. While one task runs, it polls the events of the next, one lane per wait, and then marks it ready. It also
+// caches the batch metadata, keeps the worker's attention assignment up to date, and steps the worker's own scheduler
+// if that scheduler dispatches anything.
 #pragma once
 #include <cstddef>
 #include <type_traits>
@@ -12,19 +12,20 @@ namespace distmk {
 
 using CachedScheduler = Scheduler<CachedTasks>;
 
-// `Observer`: of an operator that prepares something for its tasks before they are issued (device/operators.cuh); it
-// sees each task in turn.
-// `LocalScheduler`: nullptr_t, or CachedScheduler* if the worker steps one. Without one, nothing can be dispatched
-// between two tasks of the list, so the next tasks are known and issued early. With one, the task that will probably be
-// dispatched next is issued speculatively, and revoked if another runs first.
+// `Observer`: sees each task before it is issued, so that an operator can prepare something for it
+// (device/operators.cuh).
+//
+// `LocalScheduler`: nullptr_t, or CachedScheduler* if the worker steps a scheduler. Without a scheduler, nothing can be
+// dispatched between two tasks of the list, so the next tasks are known and issued early. With one, the task that will
+// probably be dispatched next is issued speculatively, and revoked if another task runs first.
 template <class Observer, class LocalScheduler>
 DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Team& warp,
                               LocalScheduler local_scheduler) {
   constexpr bool KNOWS_AHEAD = std::is_same_v<LocalScheduler, std::nullptr_t>;
   Shared& s = shared();
   TaskHandshake& handshake = s.handshake;
-  uint32_t n = 0;           // the task that becomes ready next
-  uint32_t num_issued = 0;  // n, or up to three more
+  uint32_t n = 0;           // number of the task that becomes ready next
+  uint32_t num_issued = 0;  // n, or up to three more than n
   const CachedTasks::List list(s.tasks, s.batch, s.num_batches, handshake.signaled, n);
   Worker<CachedTasks> actions(state, worker, warp, list, CachedTasks::Holder(s.dispatched), local_scheduler);
   Observer observer(state, warp);
@@ -54,14 +55,14 @@ DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Tea
     warp_arrive(&handshake.ready[handshake_slot(n)]);
     next_task();
     if (!leaves) continue;
-    // Tasks that were issued ahead and will not run: being ready ends what their bodies poll or wait for.
+    // Tasks that were issued ahead will not run. Marking them ready ends the polling and waiting of their bodies.
     for (; n < num_issued; ++n) warp_arrive(&handshake.ready[handshake_slot(n)]);
     if (was_issued) issue(action);
     break;
   }
   if (worker || !warp.leader()) return;
   const uint64_t reason = load_relaxed(state.abort_flag(state.program->rank));
-  if (reason) raise_abort(state, static_cast<Abort>(reason));  // the host may have told this rank alone
+  if (reason) raise_abort(state, static_cast<Abort>(reason));  // the host may have raised the flag of this rank alone
   uint64_t* done = &reinterpret_cast<LaunchParams*>(state.params->self)->iterations_done;
   store_relaxed(done, load_relaxed(done) + actions.iterations() - state.params->first_iteration);
 }

@@ -1,4 +1,4 @@
-// Elementwise tasks, by which the runtime is tested and measured.
+// Bodies of the elementwise tasks, which exist to test and measure the runtime.
 #pragma once
 #include "platform/platform.h"
 #include "runtime/context.h"
@@ -14,8 +14,8 @@ DISTMK_FN void body_affine(Context& context, const AffineArgs& args) {
     dst[i] = __ldcg(src + i) * args.scale + args.shift;
 }
 
-// Several elements per thread at once: each sine depends on the one before it, and a worker has too few warps to hide
-// that latency.
+// Each thread computes several elements at once: each sine depends on the one before it, and a worker has too few warps
+// to hide that latency.
 DISTMK_FN void body_sine(Context& context, const SineArgs& args) {
   constexpr uint32_t AT_ONCE = 4;
   const auto* src = context.at<float>(args.src);

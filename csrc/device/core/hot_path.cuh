@@ -1,12 +1,13 @@
 // The hot path: bodies of the tasks that every token waits for, inlined into the consumers' loop. The dispatcher
-// decides which tasks take it, so that the consumers look nothing up; all others take the cold path (consumers.cuh).
+// decides which tasks take it, so that the consumers look nothing up. All other tasks take the cold path
+// (consumers.cuh).
 #pragma once
 #include "device/core/shared.cuh"
 
 namespace distmk {
 
-// A type with several HOT_VARIANTS defines beside its body, under device/:
-//   find_hot_variant  whether there is a variant for these arguments in this iteration, and which
+// A type with several HOT_VARIANTS defines two hooks beside its body, under device/:
+//   find_hot_variant  whether a variant exists for these arguments in this iteration, and which
 //   run_hot_variant   runs it
 // A type with one variant runs its body.
 #define DISTMK_DECLARE_HOOKS(id, name, Args)                                                    \
@@ -15,9 +16,9 @@ namespace distmk {
 DISTMK_TASK_TYPES_HOT_VARIANTS(DISTMK_DECLARE_HOOKS)
 #undef DISTMK_DECLARE_HOOKS
 
-// A type that MAY_IDLE also defines under device/, or in a header that is included there, whether an iteration has
-// nothing for the task: it is then complete, whether or not its waits are met. The body does nothing if they are met. A
-// warp asks.
+// A type that MAY_IDLE also defines is_idle, under device/ or in a header that is included there: whether this
+// iteration has no work for the task. Such a task is complete even if its waits are not met, and its body does nothing
+// if they are met. A whole warp calls it.
 #define DISTMK_DECLARE_HOOK(id, name, Args) \
   DISTMK_FN bool is_idle(const RankState& state, const Team& warp, const Args& args);
 DISTMK_TASK_TYPES_MAY_IDLE(DISTMK_DECLARE_HOOK)
@@ -29,18 +30,19 @@ DISTMK_FN bool has_nothing_to_do(const RankState& state, const TaskDesc& task) {
   return false;
 }
 
-// After the batch has shrunk, rows are reset: all rows of a Lamport buffer (device/comm/lamport.cuh) must be zero when
-// it is used again, for however many rows. That is rare, so it is left to the cold path (consumers.cuh).
+// Whether the previous iteration had more rows than this one. Its extra rows must then be zeroed, because a Lamport
+// buffer (device/comm/lamport.cuh) must be all zero before its next use, for any number of rows. That is rare, so the
+// cold path does it (consumers.cuh).
 DISTMK_FN bool batch_shrank(const Batch* batch) { return batch && batch->num_reset_rows > batch->num_rows; }
 
-// A type with RESETS_ROWS defines beside its body, under device/: it resets, in the columns of `args.reset` that the
-// task writes, the rows from batch.num_rows to batch.num_reset_rows.
+// A type with RESETS_ROWS defines this hook beside its body, under device/. It zeroes rows batch.num_rows to
+// batch.num_reset_rows in the columns of `args.reset` that the task writes.
 #define DISTMK_DECLARE_HOOK(id, name, Args) \
   DISTMK_FN void reset_stale_rows(const Context& context, const Args& args, const Batch& batch);
 DISTMK_TASK_TYPES_RESETS_ROWS(DISTMK_DECLARE_HOOK)
 #undef DISTMK_DECLARE_HOOK
 
-// By all threads that have run the body of a task of that type.
+// Called by all threads that have run the body of a task of this type.
 template <uint32_t TYPE>
 DISTMK_FN void reset_stale_rows(const Context& context) {
   if constexpr (TraitsOf<TYPE>::RESETS_ROWS) {
@@ -50,8 +52,8 @@ DISTMK_FN void reset_stale_rows(const Context& context) {
   }
 }
 
-// A hot type takes the cold path if the transport may be needed, if its body would run one of several instances, or if
-// rows have to be reset that only the iteration before had.
+// A hot type takes the cold path in three cases. The transport may be needed; the task is spread, and its body runs
+// only one instance; or rows must be zeroed that only the previous iteration had.
 template <class Traits>
 DISTMK_FN uint32_t path_unless_shrunk(const RankState& state, const typename Traits::Args& args, uint32_t variant,
                                       uint32_t cold) {
@@ -87,7 +89,8 @@ DISTMK_FN uint32_t code_path_of(const RankState& state, const Action& action) {
 
 DISTMK_FN uint32_t current_code_path() { return shared().handshake.code_path[handshake_slot(task_number())].get(); }
 
-// A body of the hot path, entered before its task's waits are met. The type with the last paths needs no comparison.
+// Runs the current task's hot body, which is entered before the task's waits are met. The type with the highest code
+// paths needs no comparison.
 DISTMK_FN void run_hot_body(Context& context) {
   const TaskDesc& task = *context.task.desc;
   const uint32_t code_path = current_code_path();

@@ -1,21 +1,21 @@
-// The loader warp: fills the pipeline for every task of its worker's list that streams, in program order, over and
-// over.
+// The loader warp's loop: fills the pipeline (pipeline.cuh) for every task of the worker's list that streams, in
+// program order, iteration after iteration.
 #pragma once
 #include "device/core/shared.cuh"
 
 namespace distmk {
 
-// A type with STREAMS_WEIGHTS defines beside its body, under device/:
+// A type with STREAMS_WEIGHTS defines two hooks beside its body, under device/:
 //   weight_slab       the slab that the loader streams for a task
-//   throttles_signal  whether the loader is throttled while the task's triggers are signaled
+//   throttles_signal  whether the loader is throttled while the task's triggers are signaled.
 #define DISTMK_DECLARE_HOOKS(id, name, Args)                                  \
   DISTMK_FN WeightSlab weight_slab(const RankState& state, const Args& args); \
   DISTMK_FN bool throttles_signal(const RankState& state, const Args& args);
 DISTMK_TASK_TYPES_STREAMS_WEIGHTS(DISTMK_DECLARE_HOOKS)
 #undef DISTMK_DECLARE_HOOKS
 
-// The slab of a task, if it has one. The arguments are copied as those of every type that streams weights, which costs
-// less than a branch, before the slot is released. False: the worker has left.
+// Streams the slab of a task, if it has one. Before the descriptor's slot is released, the arguments are copied as if
+// the task were of each type that streams weights: that costs less than a branch. False: the worker has left.
 DISTMK_FN bool stream_task(const RankState& state, const Team&, Loader& loader, const TaskDesc& task, uint64_t* empty) {
   const uint16_t type = task.type;
 #define DISTMK_COPY(id, name, Args) const Args name##_args = args_of<Args>(task);
@@ -28,7 +28,8 @@ DISTMK_FN bool stream_task(const RankState& state, const Team&, Loader& loader, 
 #undef DISTMK_IF
   return true;
 }
-// The inputs of a task, by the operator whose it is; `empty`: the barrier of its slot.
+// Lets the operator that claims the task stream its inputs. If none does, streams the task's slab. `empty`: the barrier
+// of the descriptor's slot.
 template <class InputStream, class... Others>
 DISTMK_FN bool stream_task(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task,
                            uint64_t* empty, InputStream& inputs, Others&... others) {
@@ -39,9 +40,9 @@ DISTMK_FN bool stream_task(const RankState& state, const Team& lanes, Loader& lo
   return true;
 }
 
-// `InputStreams`: of operators whose tasks' inputs come otherwise than as a slab (device/operators.cuh). Each has
-//   is_told_of  whether a task is one of those
-//   stream      fills shared memory for it; false: the worker has left
+// `InputStreams`: one for each operator whose inputs are not a plain slab (device/operators.cuh). Each has:
+//   is_told_of  whether a task belongs to that operator
+//   stream      fills shared memory for the task; false: the worker has left.
 template <class... InputStreams>
 DISTMK_FN void run_loader(const RankState& state, Loader& loader, InputStreams... streams) {
   Shared& s = shared();

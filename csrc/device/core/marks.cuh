@@ -1,5 +1,5 @@
-// Marks: the clock at which each consumer warp passed a point of its last tasks, for scripts/step_marks.py. Only in a
-// kernel that is compiled with -DDISTMK_MARKS; in any other, marks compile to nothing.
+// Marks: the clock at which each consumer warp passed certain points of its last tasks, for scripts/step_marks.py. They
+// compile to nothing unless the kernel is built with -DDISTMK_MARKS.
 #pragma once
 #include "device/core/shared.cuh"
 
@@ -7,7 +7,7 @@ namespace distmk {
 
 #ifdef DISTMK_MARKS
 static_assert(static_cast<uint32_t>(Mark::LEFT) < MARK_WORDS, "");
-extern "C" {  // so that the host finds it by an unmangled name
+extern "C" {  // so that the host finds it by its unmangled name
 __device__ uint32_t distmk_marks[MARKED_WORKERS][NUM_WARPS][MARKED_TASKS][MARK_WORDS];
 }
 

@@ -1,12 +1,12 @@
-// Who has which bytes of a worker's shared memory, and when. Three regions of it are used for something else in each
-// phase of a worker; what lies in them then is an overlay, and every use of the regions goes through this table
+// The layout of a worker's shared memory over time. Each of its three large regions holds something else in each phase
+// of the worker; what a region holds in a phase is an overlay. Every use of the regions goes through the table below
 // (csrc/README.md shows it).
 #pragma once
 #include "device/core/task_queue.cuh"
 
 namespace distmk {
 
-// Floats from one token to the next in a warp's partial sums: the rows of an M block, padded against bank conflicts.
+// Stride in floats between the tokens of a warp's partial sums: the rows of an M block, padded against bank conflicts.
 constexpr uint32_t PARTIAL_SUM_STRIDE = 68;
 static_assert(PARTIAL_SUM_STRIDE >= M_BLOCK, "");
 constexpr uint32_t STAGES_BYTES = NUM_STAGES * STAGE_BYTES, WORK_BYTES = 8192,
@@ -19,30 +19,31 @@ struct Region {
 namespace regions {
 constexpr Region STAGES = {0, STAGES_BYTES}, WORK = {STAGES_BYTES, WORK_BYTES},
                  SCRATCH = {STAGES_BYTES + WORK_BYTES, SCRATCH_BYTES};
-constexpr Region BODY = {WORK.begin, BODY_BYTES};  // work and scratch
+constexpr Region BODY = {WORK.begin, BODY_BYTES};  // work and scratch together
 }  // namespace regions
 
-// What the consumers of a worker run, as a bit each. Overlays of one phase have no byte in common.
+// What a worker's consumers are running, one bit each. Overlays that share a phase have no byte in common.
 enum Phase : uint32_t {
-  GEMV = 1 << 0,    // a slab by one token
-  SLAB = 1 << 1,    // a slab by several tokens
-  HEAD = 1 << 2,    // a slab of the head, whose best tokens are kept
-  ARGMAX = 1 << 3,  // the end of such a slab, when its sums are complete
-  SPLIT = 1 << 4,   // attention of a split
+  GEMV = 1 << 0,    // a slab times one token
+  SLAB = 1 << 1,    // a slab times several tokens
+  HEAD = 1 << 2,    // a slab of the LM head, which keeps the best tokens
+  ARGMAX = 1 << 3,  // the end of a head slab, when its sums are complete
+  SPLIT = 1 << 4,   // attention over one split of the KV cache
   SAMPLING = 1 << 5,
-  PRODUCT = 1 << 6,     // a whole matrix in jobs
-  APPEND = 1 << 7,      // keys and values of an iteration's rows
-  BLOCK_JOB = 1 << 8,   // attention of a block of queries
-  ROW_JOBS = 1 << 9,    // attention of runs with few queries
-  ROW_SUM = 1 << 10,    // of an all-reduce, by rows
-  OWN_BODY = 1 << 11,   // a body of a registered type
-  SCHEDULERS = 1 << 12  // no consumers: the CTA of the schedulers
+  PRODUCT = 1 << 6,     // a whole matrix, cut into jobs (device/jobs)
+  APPEND = 1 << 7,      // appends the keys and values of an iteration's rows
+  BLOCK_JOB = 1 << 8,   // attention for a block of queries
+  ROW_JOBS = 1 << 9,    // attention for runs with few queries
+  ROW_SUM = 1 << 10,    // the sum of an all-reduce, row by row
+  OWN_BODY = 1 << 11,   // a body of a registered task type
+  SCHEDULERS = 1 << 12  // no consumers: the schedulers' CTA
 };
 constexpr uint32_t SLABS = GEMV | SLAB | HEAD | ARGMAX, LAYERS = PRODUCT | APPEND | BLOCK_JOB | ROW_JOBS | ROW_SUM;
 
 constexpr uint32_t PAGES_BYTES = 8192, SCHEDULE_BYTES = 20 * MAX_SEQUENCES + 48;
 
-// Each overlay: what lies there; its name, region, first byte in it, size in bytes and phases.
+// For each overlay: a comment on its contents, then its name, region, first byte in the region, size in bytes and
+// phases.
 #define DISTMK_OVERLAYS(X)                                                                      \
   /* weights, or keys and values of a split, by stage: loader to consumers */                   \
   X(PIPELINE_STAGES, STAGES, 0, STAGES_BYTES, SLABS | SPLIT | SAMPLING | OWN_BODY)              \
@@ -97,7 +98,7 @@ struct OverlayPlace {
   Region region;
   uint32_t begin, bytes, phases;
 
-  constexpr uint32_t first_byte() const { return region.begin + begin; }  // of shared memory
+  constexpr uint32_t first_byte() const { return region.begin + begin; }  // in shared memory
   constexpr bool fits() const { return begin + bytes <= region.bytes; }
   constexpr bool collides_with(const OverlayPlace& other) const {
     return (phases & other.phases) && first_byte() < other.first_byte() + other.bytes &&
@@ -126,7 +127,7 @@ constexpr bool overlays_collide() {
 static_assert(overlays_fit(), "an overlay is larger than its region");
 static_assert(!overlays_collide(), "overlays of one phase have bytes in common");
 
-// Where an overlay lies, in constants.
+// An overlay's place as compile-time constants.
 template <Overlay WHAT>
 struct PlaceOf {
   static constexpr uint32_t REGION = place_of(WHAT).region.begin, BEGIN = place_of(WHAT).begin,

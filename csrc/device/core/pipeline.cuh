@@ -1,40 +1,42 @@
-// A worker's pipeline through shared memory: stages, each with a full and an empty mbarrier. The producer is the loader
-// warp. It fills stages with weight slabs (and keys and values of long splits) in program order, across task, layer and
-// iteration boundaries, and never waits for an event. The consumers are the consumer warps, which release stages as
-// their tasks come up.
+// A worker's pipeline through shared memory: a ring of stages, each with a full and an empty mbarrier. The producer is
+// the loader warp. It fills stages with weight slabs (and with keys and values of long splits) in program order, across
+// task, layer and iteration boundaries, and never waits for an event. The consumers are the consumer warps, which
+// release stages as they reach the tasks.
 //
-// From compute capability 9.0 on one lane of the loader issues bulk copies; before, every lane copies 16 bytes at a
-// time with cp.async.
+// From compute capability 9.0 on, one lane of the loader issues bulk copies. Before that, every lane copies 16 bytes at
+// a time with cp.async.
 //
-// A slab is packed in tiles of M_TILE x K_TILE bf16 (smaller at the edges) in the order in which they are multiplied
-// (distmk/formats/tiles.py): M blocks of M_TILES_PER_BLOCK tile rows, each in K blocks of K_TILES_PER_BLOCK tile
+// A slab is packed in tiles of M_TILE x K_TILE bf16 (smaller at the edges), in the order in which they are multiplied
+// (distmk/formats/tiles.py): M blocks of M_TILES_PER_BLOCK tile rows, each cut into K blocks of K_TILES_PER_BLOCK tile
 // columns. The 16-byte chunks of a row are XOR-swizzled by the row number, so that ldmatrix has no bank conflicts. A
-// stage holds up to K_TILES_PER_STAGE tiles side by side, each for one warp.
+// stage holds up to K_TILES_PER_STAGE tiles side by side, one per warp.
 #pragma once
 #include "abi.h"
 #include "platform/device.h"
 
 namespace distmk {
 
-// A copy costs the loader some hundred nanoseconds whatever its size; smaller ones would not saturate the memory.
+// A copy costs the loader some hundred nanoseconds, whatever its size. Smaller copies would not saturate the memory.
 constexpr uint32_t K_TILES_PER_STAGE = 2, STAGE_K = K_TILES_PER_STAGE * K_TILE, K_BLOCK = K_TILES_PER_BLOCK * K_TILE;
-using Weights = Bf16Format;  // of every matrix that is streamed
+using Weights = Bf16Format;  // the format of every matrix that is streamed
 constexpr uint32_t STAGE_BYTES = Weights::bytes(M_TILE * STAGE_K);
 constexpr uint32_t M_BLOCK = M_TILES_PER_BLOCK * M_TILE;
-// A block of compute capability 8.0 has 64 KB less shared memory.
+// On compute capability 8.0 a block has 64 KB less shared memory.
 constexpr uint32_t NUM_STAGES = BULK_COPIES ? 12 : 7;
 constexpr uint32_t LOADER_ARRIVALS = BULK_COPIES ? 1 : 32;  // per copy
-// Copies in flight. More do not read faster, but every store and poll of this SM queues behind them. The lower limit is
-// for slabs behind the one that is multiplied: there the consumers are likely to wait for other workers.
+// Limits on copies in flight. More copies do not read faster, but every store and poll of this SM queues behind them.
+// MAX_AHEAD, the lower limit, applies to slabs behind the one that is being multiplied, because before those the
+// consumers are likely to wait for other workers.
 constexpr uint32_t MAX_IN_FLIGHT = 4, MAX_AHEAD = 3;
 
 struct Pipeline {
   uint64_t full[NUM_STAGES], empty[NUM_STAGES];
-  Flag leave;        // the worker has left its loop: no stage will be consumed any more
-  Flag loader_left;  // no stage will be filled any more
-  // Loader throttle. If not 0, the worker is about to signal, and the fence of a signal waits for every copy in flight:
-  // the loader does not copy the slabs behind slab number `throttle` (they count from 1). The signal is worth more than
-  // a pipeline that is full a little sooner. Keys and values are copied all the same: their consumer waits for them.
+  Flag leave;        // the worker has left its loop and will consume no further stage
+  Flag loader_left;  // the loader will fill no further stage
+  // Loader throttle. A nonzero value says that the worker is about to signal, and the fence of a signal waits for every
+  // copy in flight. The loader then copies no slab behind number `throttle` (slabs count from 1): the signal is worth
+  // more than a pipeline that is full a little sooner. Keys and values are copied all the same, because their consumer
+  // waits for them.
   Flag throttle;
 
   DISTMK_FN void init() {
@@ -47,7 +49,8 @@ struct Pipeline {
   }
 };
 
-// A position in a pipeline: the index of the stage and the phase bit of its barriers. Counted, as divisions are slow.
+// A position in a pipeline: the index of the stage and the phase bit of its barriers. Both are counted, because
+// divisions are slow.
 template <uint32_t STAGES>
 struct PipelineState {
   static constexpr uint32_t MOST_STEPS = 8;
@@ -76,11 +79,11 @@ struct WeightSlab {
   uint32_t rows, k_pitch;
 };
 
-// The producer side, run by the loader warp. The warp stays converged though one lane issues all bulk copies: diverged
-// lanes would take turns with that one, and every instruction between two copies delays the next read.
+// The producer side, run by the loader warp. One lane issues all bulk copies, but the warp stays converged: diverged
+// lanes would alternate with that lane, and every instruction between two copies delays the next read.
 class Loader {
  public:
-  // `num_drained`: slabs that the consumers have released.
+  // `num_drained`: number of slabs that the consumers have released.
   DISTMK_FN Loader(Pipeline& pipeline, char* stages, const Flag& num_drained)
       : pipeline_(pipeline),
         full_(opaque(shared_address(pipeline.full))),
@@ -90,8 +93,8 @@ class Loader {
         lanes_{threadIdx.x % 32, 32},
         num_drained_(num_drained) {}
 
-  // Copies one slab. False: the worker has left. That is checked once per M block; until the loader sees it,
-  // release_until_loader_left() keeps making room.
+  // Copies one slab. False: the worker has left. The loader checks for that once per M block. Until it does,
+  // release_until_loader_left() keeps freeing stages for it.
   DISTMK_FN bool stream(const WeightSlab& weights) {
     ++slab_;
     const char* slab = weights.begin;
@@ -116,7 +119,8 @@ class Loader {
     return true;
   }
 
-  // Fills `num_stages` stages by `fill(stage, dst, full)`, which all lanes call. Together they count as one slab.
+  // Fills `num_stages` stages with `fill(stage, dst, full)`, which all lanes call. Together the stages count as one
+  // slab.
   template <class Fill>
   DISTMK_FN bool stream_stages(uint32_t num_stages, const Fill& fill) {
     ++slab_;
@@ -130,7 +134,7 @@ class Loader {
     return true;
   }
 
-  // Waits until all copies have landed, as they must before the CTA gives up its shared memory.
+  // Waits until all copies have landed. The CTA may not give up its shared memory before that.
   DISTMK_FN void leave() {
     for (uint32_t i = MAX_IN_FLIGHT; i; --i) wait_landed(next_.rewound(i));
     lanes_.sync();
@@ -139,14 +143,14 @@ class Loader {
 
  private:
   Pipeline& pipeline_;
-  // Shared addresses, made opaque: the compiler would compute them anew for every copy.
+  // Shared addresses. They are opaque, because the compiler would otherwise compute them anew for every copy.
   const uint32_t full_, empty_, stages_, throttle_;
   const Team lanes_;
   PipelineState<NUM_STAGES> next_;
   const Flag& num_drained_;
-  uint32_t slab_ = 0;  // the one that is copied; slabs count from 1
+  uint32_t slab_ = 0;  // number of the slab that is being copied; slabs count from 1
 
-  // A stage that was never filled, as there are in the beginning, counts as landed.
+  // A stage that has never been filled counts as landed.
   DISTMK_FN void wait_landed(const PipelineState<NUM_STAGES>& stage) {
     barrier_wait(full_ + stage.index * 8, stage.phase);
   }
@@ -171,8 +175,8 @@ class Loader {
   }
 };
 
-// The consumer side of a worker that has left its loop, by one thread: releases every stage from `next` on until the
-// loader has left too.
+// The consumer side of a worker that has left its loop. One thread releases every stage from `next` on until the loader
+// has left too.
 DISTMK_FN void release_until_loader_left(Pipeline& pipeline, PipelineState<NUM_STAGES> next) {
   pipeline.leave.set(1);
   for (;; next.advance()) {

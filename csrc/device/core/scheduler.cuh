@@ -1,19 +1,20 @@
-// The scheduler on a GPU: a warp that dispatches (runtime/scheduler.h), and the body of the scheduler step.
+// The GPU side of the schedulers: the loop of a scheduler warp (runtime/scheduler.h) and the body of the scheduler
+// step.
 #pragma once
 #include "device/core/shared.cuh"
 #include "runtime/scheduler_step.h"
 
 namespace distmk {
 
-// Builds the next batch (runtime/scheduler_step.h) on copies in shared memory, because a single thread goes through it
-// step by step and each access to global memory would add its latency.
+// Builds the next batch (runtime/scheduler_step.h) on copies in shared memory. A single thread goes through it step by
+// step, so each access to global memory would add its full latency.
 DISTMK_FN void body_scheduler_step(Context& context, const SchedulerStepArgs& args) {
   SchedulerCopies& copies = shared().prepare;
   const Team& team = context.team;
   const auto* candidates = context.at<Candidate>(args.candidates);
-  // A job iteration samples more rows than there is room for.
+  // A job iteration may sample more rows than the shared copy holds.
   const bool fits = args.num_ranks <= CACHED_RANKS && args.max_rows[args.program] <= MAX_ROWS;
-  // Within a launch the copies of the last step are still there.
+  // Later iterations of a launch find the copies of the last step still in shared memory.
   if (context.iteration == context.params().first_iteration) {
     copy_bytes(team, &copies.state, context.at<void>(args.state), sizeof(BatcherState));
     copy_bytes(team, &copies.batch, context.at<void>(args.batch), sizeof(Batch));
@@ -24,7 +25,7 @@ DISTMK_FN void body_scheduler_step(Context& context, const SchedulerStepArgs& ar
                 {&copies.state, &copies.batch, fits ? copies.candidates : candidates, far_sequences(context, args)});
 }
 
-// A scheduler that has a warp of its own. `slots`: two, for the tasks that it holds.
+// The loop of a scheduler that has a warp of its own. `slots`: room for the two tasks that it holds.
 DISTMK_NOINLINE void scheduler_loop(const RankState& state, uint32_t id, const Team warp, TaskSlot* slots) {
   Scheduler<CachedTasks> scheduler(state, id, warp, CachedTasks::Holder(slots));
   run_scheduler(state, id, warp, scheduler);

@@ -1,4 +1,4 @@
-// A worker CTA's shared memory: its layout, and how a consumer warp finds its own part of it.
+// The layout of a worker CTA's shared memory, which all roles share, and how a consumer warp finds its own part of it.
 #pragma once
 #include "device/core/overlays.cuh"
 #include "runtime/splits.h"
@@ -11,7 +11,7 @@ constexpr uint32_t LOCAL_RING_ENTRIES = 16;
 // The two buffers of the intra-CTA split-K reduction: one is written while the other is reduced.
 struct SplitKBuffers {
   static constexpr uint32_t COUNT = 2;
-  // Buffer and barrier phase of a reduction round; rounds count from the beginning of the launch.
+  // Buffer and barrier phase of a reduction round. Rounds count from the beginning of the launch.
   DISTMK_FN static uint32_t slot(uint32_t round) { return round % COUNT; }
   DISTMK_FN static uint32_t parity(uint32_t round) { return round / COUNT % 2; }
   uint64_t full[COUNT], empty[COUNT];
@@ -24,7 +24,8 @@ struct SplitKBuffers {
   }
 };
 
-// A consumer warp's position in what it shares with others. Each warp goes through tasks at its own pace.
+// A consumer warp's position in the pipeline and in the split-K buffers. Each warp has its own, because it goes through
+// tasks at its own pace.
 struct ConsumerState {
   PipelineState<NUM_STAGES> stage;
   uint32_t reduction_round = 0;
@@ -40,23 +41,24 @@ struct AttentionSplit {
   AttentionInstance instance;
   BatchRun run;
   uint32_t first_head, num_heads;  // query heads of this rank that share the KV head
-  uint32_t begin, end;             // positions of this split
-  uint32_t num_rows;               // of the batch
+  uint32_t begin, end;             // KV positions of this split
+  uint32_t num_rows;               // rows of the batch
 };
 
-// The first attention instance that is assigned to this worker (device/attention/work_assignment.cuh).
+// The first attention instance assigned to this worker. The dispatcher writes it
+// (device/attention/work_assignment.cuh), and consumers and loader read it.
 struct alignas(16) AttentionAssignment {
   AttentionSplit split;
-  uint32_t lines[NUM_WARPS];              // of the KV cache, at which the warps' first chunks begin
-  uint32_t new_line;                      // of the split's first new position, if it has one
-  uint32_t num_instances;                 // of the whole task; the fields above are set only if this worker has one
-  uint32_t at_hand[NUM_HANDSHAKE_SLOTS];  // a KvPath, by handshake slot: whether the above is about that task
-  uint32_t rounds[NUM_WARPS];             // assigned instances that a consumer warp has completed
-  // From dispatcher to loader, for successive attention tasks in rotation: whether the keys and values of the first
-  // assigned instance come through the pipeline.
+  uint32_t lines[NUM_WARPS];  // cache row at which each warp's first tile begins
+  uint32_t new_line;          // cache row of the split's first new position, if it has one
+  uint32_t num_instances;     // instances of the whole task; the fields above are set only if this worker has one
+  uint32_t at_hand[NUM_HANDSHAKE_SLOTS];  // the KvPath of the task in each handshake slot
+  uint32_t rounds[NUM_WARPS];             // instances of the current task that each consumer warp has completed
+  // Notification from dispatcher to loader, for successive attention tasks in rotation: whether the keys and values of
+  // the first assigned instance come through the pipeline.
   uint64_t told[2];
   uint8_t streams[2];
-  Flag num_heard;  // tasks that the loader has learned of
+  Flag num_heard;  // number of notifications that the loader has received
 
   DISTMK_FN void init() {
     for (uint64_t& barrier : told) barrier_init(&barrier, WARP_ARRIVALS);
@@ -64,13 +66,15 @@ struct alignas(16) AttentionAssignment {
     num_heard = {0};
   }
 };
-// What a body finds in the AttentionAssignment, and which way its keys and values come: nothing; the split, any way;
-// the split, through the pipeline; the split of a decode row, of which each warp loads one chunk from memory.
+// What the AttentionAssignment holds for a body, and how the body gets keys and values. UNASSIGNED: it holds nothing.
+// ASSIGNED: it holds the split, and the warps gather rows from the cache. PIPELINED: it holds the split, and the loader
+// streams keys and values through the pipeline. NEAR: it holds the split of a batch's only row, and each warp loads at
+// most one tile straight from the cache.
 enum KvPath : uint32_t { UNASSIGNED, ASSIGNED, PIPELINED, NEAR };
 
-constexpr uint32_t CACHED_RANKS = 8;  // of more ranks, the batcher reads the candidates in global memory
+constexpr uint32_t CACHED_RANKS = 8;  // with more ranks, the batcher reads the candidates from global memory
 
-// What the scheduler step works on.
+// Copies that the scheduler step works on.
 struct SchedulerCopies {
   alignas(16) BatcherState state;
   alignas(16) Batch batch;
@@ -78,34 +82,34 @@ struct SchedulerCopies {
 };
 
 struct Shared {
-  char stages[STAGES_BYTES];  // first, as they must be aligned; what these regions hold: overlays.cuh
+  char stages[STAGES_BYTES];  // first, because of their alignment; overlays.cuh says what the three regions hold
   char work[WORK_BYTES];
   char scratch[SCRATCH_BYTES];
   float squares[MAX_ROWS][NUM_WARPS];  // sums of squares of the activations, for RMSNorm
   Pipeline pipeline;
   SplitKBuffers split_k;
   ConsumerState consumer[NUM_WARPS];
-  Flag num_slabs[NUM_WARPS];         // slabs that a consumer warp has released
-  uint32_t task_numbers[NUM_WARPS];  // of a consumer warp's current task
+  Flag num_slabs[NUM_WARPS];         // slabs that each consumer warp has released
+  uint32_t task_numbers[NUM_WARPS];  // each consumer warp's current task
   TaskPipeline tasks;
-  TaskSlot dispatched[2], scheduled[2];  // tasks held by the dispatcher and by the scheduler
+  TaskSlot dispatched[2], scheduled[2];  // tasks that the dispatcher and the scheduler hold
   TaskHandshake handshake;
-  uint64_t attention_schedule;  // the iteration + 1 whose schedule is in the scratch memory (device/jobs); 0: none
+  uint64_t attention_schedule;  // 1 + the iteration whose schedule is in scratch memory (device/jobs); 0: none
   AttentionAssignment attention_assignment;
   LocalRing local_ring;
   alignas(16) Batch batch;
   uint64_t num_batches;      // see RankState::num_cached_batches
-  uint64_t product_entered;  // from consumers to loader: they have entered the body of a product in jobs (device/jobs)
+  uint64_t product_entered;  // consumers to loader: they have entered the body of a product in jobs (device/jobs)
   SchedulerCopies prepare;
   alignas(16) char state_memory[sizeof(RankState)];
-  alignas(16) char transport_memory[16];  // of Transport
+  alignas(16) char transport_memory[16];  // holds a Transport
   LaunchParams params;
   ProgramHeader header;
-  uint32_t worker_index;      // see device/core/worker_index.cuh; num_workers: the CTA of the schedulers
+  uint32_t worker_index;      // see device/core/worker_index.cuh; the schedulers' CTA has num_workers
   bool dispatcher_schedules;  // the dispatcher steps the worker's own scheduler
   uint64_t heap_bases[MAX_RANKS];
 
-  // The first T of an overlay.
+  // The beginning of an overlay, as a T.
   template <Overlay WHAT, class T = char>
   DISTMK_FN T* at() {
     using Place = PlaceOf<WHAT>;
@@ -120,7 +124,7 @@ struct Shared {
 };
 static_assert(offsetof(Shared, work) == regions::WORK.begin && offsetof(Shared, scratch) == regions::SCRATCH.begin, "");
 
-constexpr uint32_t MAX_SHARED_BYTES = 232448;  // of a block, compute capability 9.0 and 10.0
+constexpr uint32_t MAX_SHARED_BYTES = 232448;  // limit of a block on compute capability 9.0 and 10.0
 static_assert(sizeof(Shared) <= MAX_SHARED_BYTES, "a worker's shared memory does not fit");
 
 #ifndef DISTMK_EMULATED
@@ -130,8 +134,8 @@ extern __shared__ __align__(1024) char shared_memory[];
 DISTMK_FN Shared& shared() { return *reinterpret_cast<Shared*>(shared_memory); }
 DISTMK_FN void check_shared() {}
 #else
-// Shared memory begins behind the 1 KB that every block leaves to the system. A number, because the compiler computes
-// the address of a symbol anew or keeps it on the stack.
+// Dynamic shared memory begins behind the 1 KB that the system reserves in every block. The address is a constant,
+// because the compiler would compute a symbol's address anew or keep it on the stack.
 constexpr uint32_t SHARED_BEGIN = 1024;
 DISTMK_FN Shared& shared() { return *static_cast<Shared*>(__cvta_shared_to_generic(SHARED_BEGIN)); }
 DISTMK_FN void check_shared() {
@@ -141,11 +145,12 @@ DISTMK_FN void check_shared() {
 
 DISTMK_FN const RankState& own_rank_state() { return *reinterpret_cast<const RankState*>(shared().state_memory); }
 
-// The consumer warp of this thread. Opaque: the compiler would keep what follows from it in a register in all tasks.
+// This thread's consumer warp. Opaque, because the compiler would otherwise keep values derived from it in registers
+// across all tasks.
 DISTMK_FN uint32_t own_warp() { return opaque(threadIdx.x) / 32; }
 
 DISTMK_FN ConsumerState consumer_state() { return shared().consumer[own_warp()]; }
-// By a consumer warp that has released all stages that the loader filled for its task (mostly a slab).
+// Called by a consumer warp that has released all stages that the loader filled for its task (mostly one slab).
 DISTMK_FN void store_consumer_state(const ConsumerState& consumer) {
   const uint32_t warp = own_warp();
   __syncwarp();

@@ -1,4 +1,4 @@
-// The signaler warp: signals the triggers of each task (a lane per trigger) once its body is done and its waits are
+// The signaler warp: signals the triggers of each task (one lane per trigger) once its body is done and its waits are
 // met, while the consumers go on. In between it prefetches the worker's task descriptors.
 #pragma once
 #include "device/core/hot_path.cuh"
@@ -7,7 +7,7 @@
 
 namespace distmk {
 
-// Whether the loader is throttled while the task's triggers are signaled, as other workers wait for them.
+// Whether the loader is throttled while the task's triggers are signaled, because other workers wait for them.
 DISTMK_FN bool throttles_loader(const RankState& state, const TaskDesc& task) {
   switch (task.type) {
 #define DISTMK_CASE(id, name, Args) \
@@ -23,8 +23,8 @@ template <class Traits>
 DISTMK_FN bool may_complete_early(const RankState& state, const typename Traits::Args& args) {
   return Traits::may_complete_early(args) && !state.transport;
 }
-// Whether a task is complete once its body is done: because the inputs that the body has polled imply its waits, or
-// because it had nothing to do.
+// Whether a task is complete as soon as its body is done. It is if the inputs that the body has polled imply the task's
+// waits, or if the body had nothing to do.
 DISTMK_FN bool completes_early(const Context& context, const TaskDesc& task) {
 #define DISTMK_IF(id, name, Args) \
   if (task.type == id) return has_nothing_to_do<id>(context.rank_state, task);
@@ -41,8 +41,8 @@ DISTMK_FN bool completes_early(const Context& context, const TaskDesc& task) {
   return false;
 }
 
-// Whether task n, whose body is done, may be signaled. The waits of the tasks before it are then met, too, so that
-// their descriptors can be released.
+// Whether task n, whose body is done, may be signaled. If so, the waits of all earlier tasks are met too, so their
+// descriptors can be released.
 DISTMK_FN bool may_signal(const Context& context, TaskHandshake& handshake, uint32_t n) {
   if (completes_early(context, *handshake.action[handshake_slot(n)].task.desc))
     return context.team.all(!n || handshake.is_ready(n - 1));
@@ -59,7 +59,7 @@ DISTMK_NOINLINE void signaler_loop(const RankState& state, uint32_t worker, cons
   uint64_t body_end_ns = 0;
   for (uint32_t n = 0;;) {
     const bool leaving = !warp.all(!s.pipeline.leave.get());
-    // After the end some tasks are never signaled, so a throttle set for their sake is lifted here.
+    // After the end some tasks are never signaled. A throttle that was set for one of them is lifted here.
     if (warp.leader() && handshake.end_at.get() != ~0u) s.pipeline.throttle.set(0);
     const bool done = warp.all(barrier_test(&handshake.done[handshake_slot(n)], handshake_phase(n)));
     if (done && !body_end_ns) body_end_ns = tracer.now();
@@ -71,7 +71,7 @@ DISTMK_NOINLINE void signaler_loop(const RankState& state, uint32_t worker, cons
         if (warp.leader() && throttles_loader(state, *action.task.desc)) s.pipeline.throttle.set(1);
         context.finish();
         tracer.record(context, handshake.ready_ns[handshake_slot(n)], body_end_ns);
-        // The previous task's descriptor: until now its waits might have been polled.
+        // Releases the previous task's descriptor, whose waits might have been polled until now.
         if (last_was_listed) prefetcher.release_slot();
         last_was_listed = action.kind == ActionKind::RUN;
       }

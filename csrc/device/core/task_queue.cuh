@@ -1,5 +1,5 @@
-// Copies of task descriptors in shared memory, so that a role never waits for global memory to learn its next task. The
-// signaler prefetches its worker's list, over and over; the dispatcher and the loader read it.
+// Copies of task descriptors in shared memory, so that no role waits for global memory to learn its next task. The
+// signaler prefetches its worker's list, iteration after iteration; the dispatcher and the loader read it.
 #pragma once
 #include "device/core/handshake.cuh"
 #include "device/core/pipeline.cuh"
@@ -7,8 +7,8 @@
 
 namespace distmk {
 
-constexpr uint32_t SLOT_WAITS = 8, SLOT_TRIGGERS = 8;  // of a task that has more, they are read in the program
-constexpr uint32_t NUM_TASK_SLOTS = 6;                 // prefetched tasks
+constexpr uint32_t SLOT_WAITS = 8, SLOT_TRIGGERS = 8;  // a task with more has them read from the program
+constexpr uint32_t NUM_TASK_SLOTS = 6;                 // number of prefetched tasks
 
 struct alignas(16) TaskSlot {
   TaskDesc desc;
@@ -42,7 +42,7 @@ DISTMK_FN void load_task(const RankState& state, uint32_t index, const Team& tea
   team.sync();
 }
 
-// The prefetched part of a worker's list: slot n % NUM_TASK_SLOTS holds the n-th task since the launch began.
+// The prefetched part of a worker's list. Slot n % NUM_TASK_SLOTS holds the n-th task since the launch began.
 struct TaskPipeline {
   uint64_t full[NUM_TASK_SLOTS], empty[NUM_TASK_SLOTS];
   TaskSlot slots[NUM_TASK_SLOTS];
@@ -50,24 +50,25 @@ struct TaskPipeline {
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_TASK_SLOTS; ++s) {
       barrier_init(&full[s], WARP_ARRIVALS);
-      barrier_init(&empty[s], WARP_ARRIVALS);  // the loader's release; the signaler counts the tasks that have run
+      barrier_init(&empty[s],
+                   WARP_ARRIVALS);  // the loader's release; the signaler itself counts the tasks that have run
     }
   }
 };
 
 using TaskCursor = PipelineState<NUM_TASK_SLOTS>;
 
-// The producer of the TaskPipeline.
+// The producer of the TaskPipeline, in the signaler warp.
 class TaskPrefetcher {
  public:
   DISTMK_FN TaskPrefetcher(const RankState& state, const Queue& queue, TaskPipeline& tasks)
       : state_(state), queue_(queue), tasks_(tasks) {}
 
-  // The oldest task has run, and its slot is no longer read, except perhaps by the loader.
+  // The oldest task has run. Nobody but perhaps the loader still reads its slot.
   DISTMK_FN void release_slot() { ++num_free_; }
   DISTMK_FN bool has_room() const { return queue_.count && num_free_; }
 
-  // If there is room: fetches the next task of the list. False: the loader still reads the slot.
+  // Fetches the next task of the list; call only if has_room(). False: the loader still reads the slot.
   DISTMK_FN bool fetch(const Team& team) {
     if (!team.all(barrier_test(&tasks_.empty[cursor_.index], cursor_.phase ^ 1))) return false;
     load_task(state_, queue_.begin + next_, team, tasks_.slots[cursor_.index]);
@@ -86,23 +87,24 @@ class TaskPrefetcher {
   uint32_t next_ = 0, num_free_ = NUM_TASK_SLOTS;
 };
 
-// The source of tasks for runtime/worker.h and runtime/scheduler.h; see runtime/task_source.h for the host's.
+// The source of tasks for runtime/worker.h and runtime/scheduler.h. The host's is in runtime/task_source.h.
 struct CachedTasks {
   // A worker's list, read from the TaskPipeline.
   class List {
    public:
-    // `signaled`: the handshake's barriers; `num_started`: tasks that were made ready so far.
+    // `signaled`: the handshake's barriers. `num_started`: number of tasks made ready so far.
     DISTMK_FN List(TaskPipeline& tasks, Batch& batch, uint64_t& num_batches, uint64_t* signaled,
                    const uint32_t& num_started)
         : tasks_(tasks), batch_(batch), num_batches_(num_batches), signaled_(signaled), num_started_(num_started) {}
 
-    // Copies the batch metadata of an iteration to shared memory once it has arrived. All readers of the last one have
-    // finished by then, as the scheduler step writes a batch only after it has heard from each of them.
+    // Copies an iteration's batch metadata to shared memory once it has arrived. All readers of the previous batch have
+    // finished by then, because the scheduler step writes a batch only after each of them has signaled.
     DISTMK_FN void poll_batch(const RankState& state, uint64_t iteration, const Team& team) {
       const ProgramHeader& program = *state.program;
       if (program.iteration_event == NO_EVENT || num_batches_ >> 1 > iteration) return;
       if (!batch_arrived(state, iteration, team)) return;
-      // The batch's arrival implies this, but by way of other ranks; the barrier shows it to a per-block analysis.
+      // The batch's arrival implies that the worker's last task is signaled, but by way of other ranks. This wait shows
+      // it to tools that analyze one block alone.
       if (const uint32_t last = num_started_ - 1; num_started_)
         barrier_wait(&signaled_[handshake_slot(last)], handshake_phase(last));
       const auto* from = reinterpret_cast<const uint4*>(state.address(program.iteration_batch));
@@ -129,12 +131,13 @@ struct CachedTasks {
     TaskCursor cursor_;
   };
 
-  // Dispatched tasks, fetched when they are taken, in two slots: the previous one may still be running.
+  // Holds dispatched tasks, which are fetched when they are taken. It has two slots, because the previous task may
+  // still be running.
   class Holder {
    public:
     DISTMK_FN explicit Holder(TaskSlot* two_slots) : slots_(two_slots) {}
 
-    // `other`: a holder that may already have the task, so that it need not be fetched.
+    // `other`: a holder that may already have the task, which then is copied from there.
     DISTMK_FN TaskView take(const RankState& state, uint32_t index, const Team& team, const Holder* other = nullptr) {
       TaskSlot& slot = slots_[last_ ^= 1];
       team.sync();
