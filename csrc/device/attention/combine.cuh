@@ -151,8 +151,8 @@ DISTMK_FN bool await_partials(Context& context, const CombineArgs& args) {
   return true;
 }
 
-// Combines all rows, none of which has more than FourRowCombine::MAX_SPLITS splits. `splits_of_row`: in lane r, the
-// splits of row r.
+// Combines all rows, if no row has more than FourRowCombine::MAX_SPLITS splits. `splits_of_row`: in lane r, the number
+// of splits of row r.
 DISTMK_FN void combine_four_rows(Context& context, const CombineArgs& args, const Batch& batch, uint32_t splits_of_row,
                                  const LamportVector& out) {
   const auto num_rows = static_cast<uint32_t>(batch.num_rows);

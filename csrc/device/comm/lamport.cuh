@@ -13,7 +13,7 @@
 
 namespace distmk {
 
-// A float as it is published.
+// The value that is published for a float: -0 instead of 0.
 DISTMK_FN float lamport_value(float value) { return value == 0.0f ? -0.0f : value; }
 
 DISTMK_FN void publish(float* out, float value) { publish_store(out, lamport_value(value)); }

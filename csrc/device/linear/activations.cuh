@@ -1,5 +1,6 @@
-// B operand of linear layers: activations X[n, k] (n: tokens, k: columns, bf16) from global memory to the B fragments
-// of mma.m16n8k16. Each warp loads the K tile that it multiplies, straight into registers, and waits for no other warp.
+// The B operand of linear layers: loads activations X[n, k] (n: tokens, k: columns, bf16) from global memory into B
+// fragments of mma.m16n8k16. Each warp loads the K tile that it multiplies, straight into registers, and waits for no
+// other warp.
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/bf16.cuh"
@@ -10,9 +11,9 @@ namespace distmk {
 namespace linear {
 
 constexpr uint32_t CHUNK_K = 8;           // columns of a 16-byte load
-constexpr uint32_t LOAD_K = 4 * CHUNK_K;  // columns of a token that four lanes load together, a chunk each
+constexpr uint32_t LOAD_K = 4 * CHUNK_K;  // columns of a token that four lanes load together, one chunk each
 
-// This warp's columns of every K block begin here.
+// First column of this warp in every K block.
 DISTMK_FN uint32_t warp_k_begin() { return threadIdx.x / 32 * K_TILE; }
 
 struct Activations {
@@ -25,8 +26,8 @@ DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, u
   return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_tokens, args.k - CHUNK_K};
 }
 
-// Calls `load` until all 32 lanes report that their elements are published; once without `polls`. While no lane has its
-// elements the warp polls a single chunk, at `probe`: polling all of them would slow down the SMs that write them.
+// Calls `load` until all 32 lanes report that their elements are published; once, if not `polls`. While no lane has its
+// elements, the warp polls a single chunk at `probe`: polling all of them would slow down the SMs that write them.
 template <class Load>
 DISTMK_FN void poll_by_warp(const Context& context, bool polls, const __nv_bfloat16* probe, const Load& load) {
   for (;;) {
@@ -44,8 +45,8 @@ constexpr uint32_t MAX_GEMV_BLOCKS = overlay_bytes(Overlay::GEMV_INPUT) / (K_BLO
 // K tile of each block.
 DISTMK_FN __nv_bfloat16* gemv_input() { return shared().at<Overlay::GEMV_INPUT, __nv_bfloat16>(); }
 
-// Copies this warp's K tiles of all blocks there, `k_begin` being its first column: one round trip to L2 for all
-// blocks, where loading each block on its own would cost a round trip each.
+// Copies this warp's K tiles of all blocks to gemv_input(). `k_begin` is the warp's first column. All blocks take one
+// round trip to L2; loading each block on its own would take one per block.
 DISTMK_FN void stage_gemv_input(const Context& context, const Activations& a, bool polls, uint32_t k_begin) {
   static_assert(K_TILE == 32 * CHUNK_K, "a chunk a lane");
   __nv_bfloat16* staged = gemv_input();
@@ -64,22 +65,23 @@ DISTMK_FN void stage_gemv_input(const Context& context, const Activations& a, bo
   for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i) *reinterpret_cast<uint4*>(staged + i * K_BLOCK + lane_k) = chunks[i];
 }
 
-// Out of line, as it is rare and its code would be inlined for every chunk.
+// Out of line, because it is rare and would otherwise be inlined for every chunk.
 static __device__ __noinline__ uint4 load_unaligned_chunk(const __nv_bfloat16* x, uint32_t k, uint32_t end) {
   const auto* bits = reinterpret_cast<const unsigned short*>(x);
   const auto at = [&](uint32_t i) -> uint32_t { return k + i < end ? __ldcg(bits + k + i) : 0; };
   return {at(0) | at(1) << 16, at(2) | at(3) << 16, at(4) | at(5) << 16, at(6) | at(7) << 16};
 }
 
-// B fragments of one K tile: N_TILES tiles of 8 tokens by K_TILE columns. Lane 4 g + t holds of token g the columns 8 t
-// to 8 t + 7 of each LOAD_K: with the packed order of weight columns (distmk/formats/tiles.py) these are its B
+// B fragments of one K tile: N_TILES tiles of 8 tokens by K_TILE columns. Lane 4 g + t holds columns 8 t to 8 t + 7 of
+// every LOAD_K columns of token g. In the packed order of weight columns (distmk/formats/tiles.py), these are its B
 // registers of two mma.k16.
 template <uint32_t N_TILES>
 struct FragmentB {
   uint4 chunks[N_TILES][K_TILE / LOAD_K];
 
-  // Columns from `k_begin` on; those beyond the last hold anything until zero_beyond(). Loads are unconditional, with
-  // clamped addresses: the compiler would wait for a conditional load before it issues the next.
+  // Loads columns from `k_begin` on. Columns beyond the last hold anything until zero_beyond(). Loads are
+  // unconditional, with clamped addresses, because the compiler would wait for a conditional load before it issues the
+  // next.
   template <bool ALIGNED>
   DISTMK_FN void load(const Activations& a, uint32_t k_begin) {
     const uint32_t lane_k = k_begin + threadIdx.x % 4 * CHUNK_K;
@@ -120,7 +122,7 @@ struct FragmentB {
     context.inputs_polled();
   }
 
-  // GEMV path: the token's columns from `k_begin` on in shared memory, zeros beyond its `k` columns.
+  // GEMV path: loads the token's columns from `k_begin` on from shared memory, with zeros beyond its `k` columns.
   DISTMK_FN void load_from_shared(uint32_t k, uint32_t k_begin) {
     const __nv_bfloat16* x = gemv_input() + k_begin + threadIdx.x % 4 * CHUNK_K;
 #pragma unroll
@@ -128,7 +130,7 @@ struct FragmentB {
     zero_beyond(k, k_begin);
   }
 
-  // Zeros columns beyond the last of `k`, in a tile that was loaded from `k_begin` on.
+  // Zeroes the columns beyond `k` in a tile that was loaded from `k_begin` on.
   DISTMK_FN void zero_beyond(uint32_t k, uint32_t k_begin) {
     if (k_begin + K_TILE <= k) return;
 #pragma unroll
@@ -139,7 +141,8 @@ struct FragmentB {
   }
 
  private:
-  // The row of X that this lane loads for an N tile. Beyond the last token that is token 0: it spoils no other's sums.
+  // The row of X that this lane loads for an N tile. Lanes beyond the last token load token 0, which affects no other
+  // token's sums.
   DISTMK_FN static const __nv_bfloat16* row_of_lane(const Activations& a, uint32_t n) {
     const uint32_t token = n * N_TILE + threadIdx.x % 32 / 4;
     return a.x + uint64_t{token < a.num_tokens ? token : 0} * a.stride;

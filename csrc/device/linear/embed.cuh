@@ -1,6 +1,6 @@
-// The embedding lookup, vocabulary-parallel: out[n, c] = table[token id of n, c] in float32, zero where the token's row
-// is another rank's, so that the sum over ranks is the lookup. n: token, c: columns of this task. PUSH stores to every
-// rank; STORE to this one, with a bf16 copy if out_bf16 is given.
+// The embedding lookup, vocabulary-parallel: out[n, c] = table[token id of n, c] in float32, for token n and columns c
+// of this task. It is zero if another rank has the token's row, so the sum over ranks is the lookup. PUSH stores to
+// every rank. STORE stores to this rank, with a bf16 copy if out_bf16 is given.
 #pragma once
 #include "device/comm/lamport.cuh"
 

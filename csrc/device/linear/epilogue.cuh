@@ -1,12 +1,13 @@
 // Epilogue of linear layers: reduces the warps' partial accumulators (split-K within the CTA) and stores the output.
-//   value[n, m] = scale[n] * sum over warps of partial[warp][n][m] + bias[m]
-// n: token; m: weight row of the slab, a column of the output; scale: 1 / rms of the token if normalized, else 1.
-//   STORE, ADD  out[n, m] = value or += value, in float32; out_bf16, if given, gets the same rounded to bf16
-//   SWIGLU      out[n, m] = silu(value of gate m) * value of up m, in bf16; GEGLU: gelu instead of silu
-//   PUSH        out[n, m] = value on every rank, in float32
-//   ARGMAX      out[n] = the largest value and its token id; logits[n, m] = value, or softcap * tanh(value / softcap),
-//               of rows that need their logits, or of all
-// `reset`, if given, is an earlier iteration's out_bf16 (out, if there is none): the same elements of it are zeroed.
+//   value[n, m] = scale[n] * sum over warps of partial[warp][n][m] + bias[m].
+// n: token. m: weight row of the slab, a column of the output. scale: 1 / rms of the token if normalized, else 1.
+//   STORE, ADD  out[n, m] = value or += value, in float32. out_bf16, if given, gets the same rounded to bf16.
+//   SWIGLU      out[n, m] = silu(value of gate m) * value of up m, in bf16. GEGLU has gelu instead of silu.
+//   PUSH        out[n, m] = value on every rank, in float32.
+//   ARGMAX      out[n] = the largest value and its token id. logits[n, m] = value, or softcap * tanh(value / softcap),
+//               for the rows that need their logits, or for all rows.
+// `reset`, if given, is an earlier iteration's out_bf16 (or its out, without out_bf16). The same elements are zeroed
+// there.
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"
@@ -19,8 +20,9 @@
 namespace distmk {
 namespace linear {
 
-// Thread t stores weight row t % M_BLOCK of each M block for one group of tokens, which are TOKEN_GROUPS apart. Groups
-// rotate from M block to M block, so that a single token is not always stored by the same two warps.
+// Thread t stores weight row t % M_BLOCK of each M block for one group of tokens. The tokens of a group are
+// TOKEN_GROUPS apart. Groups rotate from M block to M block, so that a single token is not always stored by the same
+// two warps.
 constexpr uint32_t TOKEN_GROUPS = NUM_CONSUMERS / M_BLOCK;
 static_assert(NUM_CONSUMERS % M_BLOCK == 0 && M_BLOCK % 32 == 0 && N_TILE % TOKEN_GROUPS == 0, "");
 template <uint32_t N_TILES>
@@ -39,16 +41,17 @@ struct EpilogueParams {
   DISTMK_FN Epilogue kind() const { return static_cast<Epilogue>(args.epilogue); }
 };
 
-// Where one column of the output goes: addresses for token 0 and strides from token to token. A null pointer: nowhere.
-// Resolved before the partial sums are complete, as every instruction behind those is latency.
+// Where one column of the output goes: addresses for token 0, and strides from token to token. A null pointer means
+// nowhere. The addresses are resolved before the partial sums are complete, because every instruction after that adds
+// latency.
 struct OutputPointers {
   LamportVector bf16 = {nullptr, nullptr};
   float *f32 = nullptr, *f32_reset = nullptr;
   uint32_t bf16_stride = 0, f32_stride = 0;
   float bias = 0.0f, up_bias = 0.0f;
-  uint32_t up_rows = 0;  // gated: from the weight row of the column's gate to that of its up
+  uint32_t up_rows = 0;  // gated: distance from the column's gate row to its up row
 
-  // `rank`: of PUSH; nowhere, if no pointer reaches it. ONE_TOKEN: not for ARGMAX.
+  // `rank`: the rank that PUSH stores to; the pointers stay null if it is not peer-mapped. ONE_TOKEN excludes ARGMAX.
   template <bool ONE_TOKEN>
   DISTMK_FN void resolve(const EpilogueParams& params, uint32_t column, uint32_t rank) {
     const Context& context = params.context;
@@ -73,7 +76,7 @@ struct OutputPointers {
   }
 
   DISTMK_FN void store(uint32_t token, float value) const {
-    if (bf16) bf16.store(uint64_t{token} * bf16_stride, value);  // first: other tasks poll it
+    if (bf16) bf16.store(uint64_t{token} * bf16_stride, value);  // first, because other tasks poll it
     const uint64_t i = uint64_t{token} * f32_stride;
     if (f32) publish(f32 + i, value);
     if (f32_reset) lamport_reset(f32_reset + i);
@@ -95,7 +98,7 @@ struct OutputPointers {
   }
 };
 
-// 1 / rms of a token's `args.k` activations, from the warps' sums of squares (such as add_squares()).
+// 1 / rms of a token's `args.k` activations, from the warps' sums of squares (as add_squares() leaves them).
 template <class Args>
 DISTMK_FN float norm_scale(const Args& args, uint32_t token) {
   float squares = 0;
@@ -104,7 +107,7 @@ DISTMK_FN float norm_scale(const Args& args, uint32_t token) {
   return over_rms(squares, args.k, args.eps);
 }
 
-// Partial sums lie as [warp][token of the N tile][weight row of the M block].
+// Partial sums are laid out as [warp][token of the N tile][weight row of the M block].
 DISTMK_FN float sum_partials(const float* partials, uint32_t row) {
   float sum = 0;
 #pragma unroll
@@ -112,13 +115,14 @@ DISTMK_FN float sum_partials(const float* partials, uint32_t row) {
   return sum;
 }
 
-// ARGMAX: the best of this thread's weight rows for its i-th token. Not in registers, which all other tasks would miss.
+// ARGMAX: the best of this thread's weight rows for its i-th token. It is in shared memory, because registers for it
+// would be lost to all other tasks.
 DISTMK_FN Candidate& thread_best(uint32_t i) {
   static_assert(
       2 * N_TILE / TOKEN_GROUPS * NUM_CONSUMERS * sizeof(Candidate) <= overlay_bytes(Overlay::THREAD_CANDIDATES), "");
   return shared().at<Overlay::THREAD_CANDIDATES, Candidate>()[i * NUM_CONSUMERS + threadIdx.x];
 }
-// Once the tasks before have left shared memory.
+// Called once all earlier tasks have left shared memory.
 template <uint32_t N_TILES>
 DISTMK_FN void init_candidates(const EpilogueParams& params) {
   if (params.kind() != Epilogue::ARGMAX) return;
@@ -134,7 +138,7 @@ DISTMK_FN bool stores_logits(const EpilogueParams& params, uint32_t token) {
   return args.keeps_logits || !batch || needs_logits(batch->rows[token]);
 }
 
-// The epilogue of one M block. ONE_TOKEN: for a single token, not of an ARGMAX task.
+// The epilogue of one M block. ONE_TOKEN: for a single token, and not in an ARGMAX task.
 template <uint32_t N_TILES>
 struct BlockEpilogue {
   const EpilogueParams& params;
@@ -142,8 +146,8 @@ struct BlockEpilogue {
   uint32_t rotation;                           // of token groups
   float residual[TOKENS_PER_THREAD<N_TILES>];  // ADD: the output's present elements
 
-  // ARGMAX keeps candidates by thread, so its groups do not rotate. With one N tile the residual is loaded here, ahead
-  // of the mainloop; with two there are too few registers.
+  // ARGMAX keeps candidates by thread, so its groups do not rotate. With one N tile, the residual is loaded here, ahead
+  // of the mainloop. With two, there are too few registers.
   DISTMK_FN BlockEpilogue(const EpilogueParams& p, const MBlock& m_block)
       : params(p), block(m_block), rotation(p.kind() == Epilogue::ARGMAX ? 0 : m_block.begin / M_BLOCK) {
     if (N_TILES == 1) load_residual();
@@ -168,7 +172,7 @@ struct BlockEpilogue {
            (by_rank ? params.context.num_ranks() : params.num_tokens);
   }
 
-  // This warp's partial sums of the `num_tokens` tokens of an N tile.
+  // Writes this warp's partial sums for the `num_tokens` tokens of an N tile.
   DISTMK_FN void write_partials(const Accumulators<N_TILES>& acc, uint32_t n_tile, uint32_t num_tokens,
                                 float* partials) const {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_token = lane % 4 * 2;
@@ -182,8 +186,8 @@ struct BlockEpilogue {
     }
   }
 
-  // Of this thread's weight row. An M tile of a gated task is p gate rows, then the p up rows of the same columns: the
-  // thread of a gate row stores the column, that of an up row nothing.
+  // Resolves the pointers for this thread's weight row. In a gated task, an M tile is p gate rows and then the p up
+  // rows of the same columns. The thread of a gate row stores the column; the thread of an up row stores nothing.
   template <bool ONE_TOKEN>
   DISTMK_FN void resolve(OutputPointers& pointers) const {
     const uint32_t row = thread_row(), in_tile = row % M_TILE, m_tile = block.begin + row - in_tile;
@@ -224,7 +228,7 @@ struct BlockEpilogue {
   }
 
  private:
-  // PUSH: the first rank that this thread stores to, and all others.
+  // PUSH: the first rank that this thread stores to, and the store to all its other ranks.
   template <bool ONE_TOKEN>
   DISTMK_FN uint32_t first_rank() const {
     return ONE_TOKEN ? thread_token(0, rotation) : 0;
@@ -239,8 +243,9 @@ struct BlockEpilogue {
   }
 };
 
-// Whether the loader is throttled while the task's triggers are signaled: if others wait for them instead of polling
-// the output. So it is for queries, keys and values, which are polled: that measured faster.
+// Whether the loader is throttled while the task's triggers are signaled. It is if other tasks wait for the triggers
+// instead of polling the output. It also is for queries, keys and values, although they are polled, because that
+// measured faster.
 DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) {
   switch (static_cast<Epilogue>(args.epilogue)) {
     case Epilogue::PUSH:
@@ -253,13 +258,13 @@ DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) 
   }
 }
 
-// Whether this warp has no tile in the last K block. It does not wait for stages without a tile of its own, so it waits
-// for the split-K reduction instead: a full lap of the pipeline ahead of the other warps, the phase bits would alias.
+// Whether this warp has no tile in the last K block. It then waits for no stage of that block. Instead it waits for the
+// split-K reduction: with a full lap of the pipeline ahead of the other warps, phase bits would alias.
 DISTMK_FN bool skips_last_k_block(const LinearArgs& args) { return warp_k_begin() > (args.k_pitch - 1) % K_BLOCK; }
 
-// Split-K reduction and stores of an M block. Every warp writes its partial sums. The warps that store elements of the
-// N tile wait for those of all warps; the others go on. There is room for two reductions of up to N_TILE / 2 tokens, or
-// for one of more. With the slab's last M block complete (`m_end`: of the slab), the loader is throttled.
+// Split-K reduction and stores of an M block. Every warp writes its partial sums. Warps that store elements of the N
+// tile wait for the sums of all warps; the others go on. There is room for two reductions of up to N_TILE / 2 tokens,
+// or for one of more tokens. After the slab's last M block, which ends at `m_end`, the loader is throttled.
 template <uint32_t N_TILES, bool ONE_TOKEN>
 DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumulators<N_TILES>& acc, uint32_t& reduction,
                                 uint32_t m_end) {
@@ -292,11 +297,12 @@ DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumula
   }
 }
 
-// ARGMAX: the best candidate of each sampled token, over the threads that keep one.
+// ARGMAX: writes the best candidate of each sampled token, over the threads that keep one.
 template <uint32_t N_TILES>
 DISTMK_FN void write_candidates(const EpilogueParams& params) {
   auto* all = shared().at<Overlay::WARP_CANDIDATES, Candidate>();
-  const uint32_t warp = opaque(threadIdx.x / 32), lane = threadIdx.x % 32;  // opaque: else addresses lie on the stack
+  const uint32_t warp = opaque(threadIdx.x / 32),
+                 lane = threadIdx.x % 32;  // opaque: else addresses are kept on the stack
   constexpr uint32_t WARPS_PER_TOKEN = M_BLOCK / 32;
 #pragma unroll
   for (uint32_t i = 0; i < TOKENS_PER_THREAD<N_TILES>; ++i) {

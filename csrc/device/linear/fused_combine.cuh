@@ -1,7 +1,7 @@
-// Combine fused into the GEMV that consumes attention's output, for a batch-1 row of few splits: as a task of its own
-// the combine would be one more hop. x[k] = sum_s w_s o_s[k] / sum_s w_s, w_s = exp(lse_s - max lse), over up to
-// COMBINE_WIDTH normalized partials. Partials: bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim], the header's first
-// word the f32 lse.
+// The split-KV combine, fused into the GEMV that consumes attention's output, for a batch-1 row with few splits. A
+// combine task would add one more hop between tasks. x[k] = sum_s w_s o_s[k] / sum_s w_s with w_s = exp(lse_s - max
+// lse), over up to COMBINE_WIDTH normalized partials. Partials: bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim].
+// The header's first word is the f32 lse.
 #pragma once
 #include "device/attention/lse.cuh"
 #include "device/linear/activations.cuh"
@@ -12,11 +12,11 @@ namespace linear {
 
 static_assert(MAX_FUSED_COMBINE_COLS <= MAX_GEMV_BLOCKS * K_BLOCK, "the combined row must fit in shared memory");
 
-// The columns that one warp multiplies, combined: eight elements of one head a lane. Of each COMBINE_WIDTH lanes, which
-// share a head, lane s has the log-sum-exp of split s.
+// Combines the columns that one warp multiplies, eight elements of one head per lane. Each group of COMBINE_WIDTH lanes
+// shares a head; its lane s has the log-sum-exp of split s.
 class FusedCombine {
  public:
-  // `first`: the warp's first column of each block. The first headers are loaded at once where `polls` is set.
+  // `first`: the warp's first column of each block. If `polls`, the first headers are loaded at once.
   DISTMK_FN FusedCombine(const Context& context, const LinearArgs& args, bool polls, uint32_t first)
       : context_(context), args_(args), polls_(polls), first_(first) {
     if (!args.fused_partials) return;
@@ -26,10 +26,10 @@ class FusedCombine {
     if (polls) lse_ = poll_load(header_at(column_of(first)));
   }
 
-  // Whether the row is combined here; otherwise it lies in memory.
+  // Whether the row is combined here. Otherwise a combine task has left it in memory.
   DISTMK_FN bool is_there() const { return num_splits_; }
 
-  // This warp's columns of all blocks to shared memory.
+  // Combines this warp's columns of all blocks into shared memory.
   DISTMK_FN void bring(__nv_bfloat16* smem) {
 #pragma unroll 1
     for (uint32_t first = first_; first < args_.k; first += K_BLOCK) {
@@ -49,7 +49,7 @@ class FusedCombine {
     return min(first + threadIdx.x % 32 * CHUNK_K, args_.k - CHUNK_K);
   }
   DISTMK_FN const __nv_bfloat16* partial_at(uint32_t column, uint32_t split) const {
-    const uint32_t head = column >> floor_log2(args_.head_dim);  // a power of two
+    const uint32_t head = column >> floor_log2(args_.head_dim);  // head_dim is a power of two
     return context_.at<__nv_bfloat16>(args_.fused_partials) +
            fused_partial_begin(head, split, args_.max_splits, args_.head_dim);
   }
@@ -57,7 +57,7 @@ class FusedCombine {
     return reinterpret_cast<const float*>(partial_at(column, min(threadIdx.x % COMBINE_WIDTH, num_splits_ - 1)));
   }
 
-  // Polls the headers, which are written last, then loads headers and elements together until all are there.
+  // Polls the headers, which are written last, then loads headers and elements together until all are published.
   DISTMK_FN uint4 combine(uint32_t column) {
     const uint32_t element = column & (args_.head_dim - 1);
     const float* header = header_at(column);
@@ -81,11 +81,11 @@ class FusedCombine {
       if (__all_sync(~0u, all || last)) break;
     }
     const uint4 combined = weighted_sum(values, threadIdx.x % COMBINE_WIDTH < num_splits_ ? lse_ : -INFINITY);
-    lse_ = 1.0f;  // the next block's partials are most likely there: no poll of headers alone
+    lse_ = 1.0f;  // the next block's partials are most likely there, so their headers are not polled alone
     return combined;
   }
 
-  // `lse`: this lane's split's, -inf if there is none.
+  // `lse`: log-sum-exp of this lane's split, -inf if there is none.
   DISTMK_FN static uint4 weighted_sum(const uint4 (&values)[COMBINE_WIDTH], float lse) {
     float acc[8] = {}, sum = 0;
     const float weight = attention::lane_weight<COMBINE_WIDTH>(lse);

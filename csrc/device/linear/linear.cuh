@@ -1,6 +1,7 @@
-// Linear layers: out[n, m] = epilogue(sum over k of W[m, k] X[n, k]), a slab of weight rows m against all tokens n of
-// the batch. Composes the mainloop (mainloop.cuh), its B operand (activations.cuh; fused_combine.cuh for attention's
-// output) and the epilogue (epilogue.cuh). GEMV path: one token; GEMM path: up to 16 tokens, in one or two N tiles.
+// The linear task: out[n, m] = epilogue(sum over k of W[m, k] X[n, k]), for a slab of weight rows m and all tokens n of
+// the batch. It composes the mainloop (mainloop.cuh), the B operand (activations.cuh, or fused_combine.cuh for
+// attention's output) and the epilogue (epilogue.cuh). The GEMV path takes one token; the GEMM path takes up to 16
+// tokens, in one or two N tiles.
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/loader.cuh"
@@ -16,7 +17,7 @@ DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
   return is_gated(static_cast<Epilogue>(args.epilogue)) ? 2 * args.n : args.n;
 }
 
-// Tokens, each of which is a row of the batch.
+// Each row of the batch is a token.
 DISTMK_FN uint32_t num_tokens(const RankState& state, const LinearArgs& args) {
   return args.batch ? state.batch(args.batch)->num_rows : 1;
 }
@@ -26,16 +27,17 @@ DISTMK_FN bool is_aligned(const RankState& state, const LinearArgs& args, uint32
   return (state.address(args.x) % 16 | args.k % CHUNK_K | (num_tokens > 1 ? args.x_stride % CHUNK_K : 0)) == 0;
 }
 
-// Whether a task takes the GEMV path: its activations fit in shared memory, where the head keeps its candidates.
+// Whether a task takes the GEMV path: it has one token, whose activations fit in shared memory. The head is excluded,
+// because its candidates take that memory.
 DISTMK_FN bool fits_gemv(const LinearArgs& args, uint32_t num_tokens) {
   return num_tokens == 1 && args.k_pitch <= MAX_GEMV_BLOCKS * K_BLOCK &&
          args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX);
 }
 
-// No function is called while fragments or accumulators are live, as they would be saved on the stack; unaligned
+// No function is called while fragments or accumulators are live, because they would be saved on the stack. Unaligned
 // activations are the exception.
 
-// The end of an M block; the accumulators are zero again. `m_end`: of the slab.
+// Ends an M block, and zeroes the accumulators. `m_end`: the slab's last row + 1.
 template <uint32_t N_TILES, bool ONE_TOKEN>
 DISTMK_FN void finish_m_block(BlockEpilogue<N_TILES>& epilogue, Accumulators<N_TILES>& acc, ConsumerState& consumer,
                               uint32_t m_end) {
@@ -44,8 +46,8 @@ DISTMK_FN void finish_m_block(BlockEpilogue<N_TILES>& epilogue, Accumulators<N_T
   memset(acc, 0, sizeof(acc));
 }
 
-// GEMV path, for aligned activations. Latency here is mostly dependent instructions, so there are none that one token
-// does not need.
+// GEMV path, for aligned activations. Its latency is mostly dependent instructions, so it has none that one token does
+// not need.
 DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
   const uint32_t m_end = slab_rows(args);
   const LdmatrixLane lane;
@@ -88,9 +90,9 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
   store_consumer_state(consumer);
 }
 
-// GEMM path. With one N tile the activations of the next K block are loaded while this one is multiplied, and the first
-// A fragments are prefetched; with two there are too few registers. With two, nothing is stored before the task's
-// events are signaled, which tasks that add up the outputs rely on (completes_early() in signaler.cuh).
+// GEMM path. With one N tile, the activations of the next K block are loaded while this block is multiplied, and the
+// first A fragments are prefetched. With two, there are too few registers. With two, nothing is stored before the
+// task's waits are met, and tasks that add up the outputs rely on that (completes_early() in signaler.cuh).
 template <uint32_t N_TILES, bool ALIGNED>
 DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens) {
   constexpr bool PREFETCHES = N_TILES == 1 && ALIGNED;
@@ -124,7 +126,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
 #pragma unroll 1
     for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
       const uint32_t k_end = min(k + K_BLOCK, args.k_pitch);
-      // Behind the last block of the slab any columns are loaded, and not multiplied.
+      // Behind the slab's last block, arbitrary columns are loaded and never multiplied.
       const uint32_t next_k = k_end < args.k_pitch ? k_end : epilogue.block.end < m_end ? 0 : args.k;
       FragmentB<N_TILES> next;
       if constexpr (PREFETCHES)
@@ -179,7 +181,7 @@ DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
     context.push_remote(args.out, uint64_t{num_tokens} * args.n * sizeof(float));
 }
 
-// What the runtime asks of linear tasks (TaskTraits).
+// The hooks that the traits of linear tasks ask for (TaskTraits).
 
 DISTMK_FN WeightSlab weight_slab(const RankState& state, const LinearArgs& args) {
   return {reinterpret_cast<const char*>(state.address(args.weight)), linear::slab_rows(args), args.k_pitch};
@@ -187,7 +189,7 @@ DISTMK_FN WeightSlab weight_slab(const RankState& state, const LinearArgs& args)
 DISTMK_FN bool throttles_signal(const RankState& state, const LinearArgs& args) {
   return linear::throttles_loader(state, args);
 }
-// A variant for each number of tokens.
+// One variant for each number of tokens.
 DISTMK_FN bool find_hot_variant(const RankState& state, const LinearArgs& args, uint32_t* num_tokens) {
   *num_tokens = linear::num_tokens(state, args);
   return linear::is_aligned(state, args, *num_tokens);

@@ -1,8 +1,9 @@
-// Mainloop of linear layers on tensor cores: C[m, n] = sum over k of W[m, k] X[n, k]; W and X in bf16, C in float32. W
-// streams through the pipeline in shared memory, X is in registers (activations.cuh), C goes to the epilogue.
-//   m: weight rows of the slab; M_BLOCK = 64 a block, as four M tiles of 16
-//   n: tokens, in N_TILES tiles of 8: up to eight tokens cost little more than one
-//   k: columns; K_BLOCK = 2048 a block, one K_TILE = 256 per warp: split-K within the CTA
+// Mainloop of linear layers on tensor cores: C[m, n] = sum over k of W[m, k] X[n, k], with W and X in bf16 and C in
+// float32. W streams through the pipeline in shared memory, X is in registers (activations.cuh), C goes to the
+// epilogue.
+//   m: weight rows of the slab; a block is M_BLOCK = 64 rows, four M tiles of 16.
+//   n: tokens, in N_TILES tiles of 8. Up to eight tokens cost little more than one.
+//   k: columns; a block is K_BLOCK = 2048 columns, one K_TILE = 256 per warp: split-K within the CTA.
 // W is packed in the order in which it is multiplied: M blocks, K blocks, M tiles, K tiles (distmk/formats/tiles.py).
 #pragma once
 #include "device/linear/activations.cuh"
@@ -16,14 +17,14 @@ struct MBlock {
   uint32_t begin, end;  // weight rows of the slab
 };
 
-// mma.m16n8k16: lane 4 g + t holds rows g and g + 8, tokens 2 t and 2 t + 1.
+// mma.m16n8k16: lane 4 g + t holds rows g and g + 8 of tokens 2 t and 2 t + 1.
 template <uint32_t N_TILES>
 using MTileAccumulators = float[N_TILES][4];
 template <uint32_t N_TILES>
 using Accumulators = MTileAccumulators<N_TILES>[M_TILES_PER_BLOCK];
 
 constexpr uint32_t MMA_K = 16;
-constexpr uint32_t FRAGMENT_K = 64;  // columns of weights whose products are in flight together
+constexpr uint32_t FRAGMENT_K = 64;  // weight columns whose products are in flight together
 using FragmentA = uint32_t[FRAGMENT_K / MMA_K][4];
 
 // The row of a weight tile that this lane addresses for ldmatrix, and the byte offsets of its 16-byte chunks in the
@@ -48,7 +49,8 @@ DISTMK_FN void load_fragment_a(uint32_t row_address, uint32_t k, const LdmatrixL
   for (uint32_t i = 0; i < FRAGMENT_K / MMA_K; ++i) ldmatrix_x4(row_address + k * 2 + lane.chunk[i], a[i]);
 }
 
-// Fragment `f` of a K tile. Two accumulators in turn: an mma waits for the one before it into the same accumulator.
+// Multiplies fragment `f` of a K tile. Two accumulators alternate, because an mma waits for the previous one into the
+// same accumulator.
 template <uint32_t N_TILES>
 DISTMK_FN void mma_fragment(const FragmentA& a, const FragmentB<N_TILES>& b, uint32_t f,
                             MTileAccumulators<N_TILES>& even, MTileAccumulators<N_TILES>& odd) {
@@ -71,8 +73,8 @@ DISTMK_FN void add_accumulators(const MTileAccumulators<N_TILES>& from, MTileAcc
     for (uint32_t i = 0; i < 4; ++i) acc[n][i] += from[n][i];
 }
 
-// One tile of `tile_k` columns, in a stage of the pipeline. A whole tile takes no branches, which would keep the loads
-// of a fragment from running ahead of the products of the one before.
+// Multiplies one tile of `tile_k` columns in a pipeline stage. A whole tile takes no branches: they would keep a
+// fragment's loads from running ahead of the previous fragment's products.
 template <uint32_t N_TILES>
 DISTMK_FN void mma_tile(const char* tile, uint32_t tile_k, const FragmentB<N_TILES>& b, const LdmatrixLane& lane,
                         MTileAccumulators<N_TILES>& acc) {
@@ -94,7 +96,8 @@ DISTMK_FN void mma_tile(const char* tile, uint32_t tile_k, const FragmentB<N_TIL
   add_accumulators<N_TILES>(odd, acc);
 }
 
-// One M tile of a K block takes several stages. This warp's K tile is tile warp_tile() of stage warp_stage() of them.
+// One M tile of a K block takes several stages. This warp's K tile is tile warp_tile() of stage warp_stage() among
+// them.
 DISTMK_FN uint32_t stages_per_m_tile(uint32_t block_k) { return (block_k + STAGE_K - 1) / STAGE_K; }
 DISTMK_FN uint32_t warp_stage() { return threadIdx.x / 32 / K_TILES_PER_STAGE; }
 DISTMK_FN uint32_t warp_tile() { return own_warp() % K_TILES_PER_STAGE; }
@@ -108,13 +111,13 @@ DISTMK_FN const char* tile_of(const PipelineState<NUM_STAGES>& stage, uint32_t t
 DISTMK_FN void consumer_wait(const PipelineState<NUM_STAGES>& stage) {
   barrier_wait(&shared().pipeline.full[stage.index], stage.phase);
 }
-// The warp with the last tile of a stage that is not full arrives for the missing tiles, too.
+// If a stage is not full, the warp with its last tile also arrives for the missing tiles.
 DISTMK_FN void consumer_release(const PipelineState<NUM_STAGES>& stage, uint32_t block_k) {
   const bool last = warp_k_begin() + K_TILE >= block_k;
   warp_arrive(&shared().pipeline.empty[stage.index], last ? K_TILES_PER_STAGE - warp_tile() : 1);
 }
 
-// acc[m_tile] += tile. Registers cannot be indexed by a variable. A comparison per M tile takes half as many
+// acc[m_tile] += tile. Registers cannot be indexed by a variable. Comparing with each M tile takes half as many
 // instructions as adding zeros to the others.
 template <uint32_t N_TILES>
 DISTMK_FN void add_to_m_tile(const MTileAccumulators<N_TILES>& tile, uint32_t m_tile, Accumulators<N_TILES>& acc) {
@@ -127,8 +130,8 @@ DISTMK_FN void add_to_m_tile(const MTileAccumulators<N_TILES>& tile, uint32_t m_
         if (m == m_tile) acc[m][n][i] += tile[n][i];
 }
 
-// This warp's K tile of a K block of `block_k` columns: the M tiles of `m_block` from `m_tile` on, the first of which
-// begins in stage `read`.
+// Multiplies this warp's K tile of a K block of `block_k` columns: the M tiles of `m_block` from `m_tile` on. The first
+// of them begins in stage `read`.
 template <uint32_t N_TILES>
 DISTMK_FN void mainloop_k_block(const FragmentB<N_TILES>& b, const LdmatrixLane& lane, const MBlock& m_block,
                                 uint32_t block_k, uint32_t m_tile, PipelineState<NUM_STAGES>& read,
@@ -148,10 +151,11 @@ DISTMK_FN void mainloop_k_block(const FragmentB<N_TILES>& b, const LdmatrixLane&
 }
 
 // Prefetched A fragments: the slab's first M tile in its first K block, loaded into registers while the task still
-// waits for its activations, which frees its stages for the loader. Only if all K tiles of that block are whole.
+// waits for its activations. That frees the tile's stages for the loader. Only a block whose K tiles are all whole is
+// prefetched.
 struct PrefetchedA {
   FragmentA fragments[K_TILE / FRAGMENT_K];
-  uint32_t num_m_tiles = 0;  // taken from the pipeline, by all warps alike
+  uint32_t num_m_tiles = 0;  // M tiles taken from the pipeline, the same in all warps
 
   DISTMK_FN void load(const LinearArgs& args, uint32_t slab_rows, PipelineState<NUM_STAGES>& read,
                       const LdmatrixLane& lane) {
@@ -171,7 +175,7 @@ struct PrefetchedA {
     if (num_m_tiles) read = read.advanced(stages_per_m_tile(block_k));
   }
 
-  // Adds nothing where nothing was loaded.
+  // Adds nothing if nothing was loaded.
   DISTMK_FN void multiply(const FragmentB<1>& b, Accumulators<1>& acc) const {
     MTileAccumulators<1> odd = {};
 #pragma unroll
@@ -180,7 +184,7 @@ struct PrefetchedA {
   }
 
  private:
-  // Left undefined, these registers would be kept through all other tasks, too.
+  // Undefined registers would be kept alive through all other tasks.
   DISTMK_FN void clear() {
 #pragma unroll
     for (FragmentA& fragment : fragments)
@@ -191,8 +195,8 @@ struct PrefetchedA {
   }
 };
 
-// For RMSNorm: each token's sum of squares over this warp's K tile, which is the diagonal of X X^T. A chunk is used as
-// A fragment as it is, so that its registers 1 and 3 stand in rows 8 to 15: their diagonal is in `lower`.
+// For RMSNorm: each token's sum of squares over this warp's K tile, the diagonal of X X^T. A chunk serves as an A
+// fragment unchanged. Its registers 1 and 3 then stand in rows 8 to 15, so their part of the diagonal is in `lower`.
 template <uint32_t N_TILES>
 DISTMK_FN void add_squares(const FragmentB<N_TILES>& b, bool first) {
 #pragma unroll
@@ -204,7 +208,7 @@ DISTMK_FN void add_squares(const FragmentB<N_TILES>& b, bool first) {
       multiply(a, chunk.x, chunk.z, upper);
       multiply(a, chunk.y, chunk.w, lower);
     }
-    // Lane 4 g + t has columns 2 t and 2 t + 1 of row g. opaque: else the addresses would be kept on the stack.
+    // Lane 4 g + t has columns 2 t and 2 t + 1 of row g. opaque() keeps the addresses off the stack.
     const uint32_t thread = opaque(threadIdx.x), token = thread % 32 / 4;
     if (thread % 4 != token / 2) continue;
     float& squares = shared().squares[n * N_TILE + token][thread / 32];

@@ -1,5 +1,5 @@
-// The RMSNorm behind a row-parallel projection: x[n, c] += y[n, c] / rms(y[n]) * weight[c], and its bf16 copy. n:
-// token, c: columns of this task. Every task reads whole rows of y, for their root mean square.
+// The RMSNorm after a row-parallel projection: x[n, c] += y[n, c] / rms(y[n]) * weight[c], and its bf16 copy, for token
+// n and columns c of this task. Every task reads whole rows of y for their root mean square.
 #pragma once
 #include "device/attention/lse.cuh"
 #include "device/comm/lamport.cuh"
@@ -9,8 +9,8 @@
 namespace distmk {
 namespace linear {
 
-// The warps' sums of squares of ROWS rows from `row` on. Each thread has several loads in flight, of each row; none has
-// a condition, as the compiler would then wait for each before the next.
+// Writes each warp's sums of squares of ROWS rows from `row` on to shared memory. Each thread has several loads of each
+// row in flight. No load is conditional, because the compiler would then wait for each load before the next.
 template <class Vector, uint32_t ROWS>
 DISTMK_FN void keep_squares(const PostNormArgs& args, const float* y, uint32_t row) {
   constexpr uint32_t IN_FLIGHT = 4;
@@ -47,12 +47,13 @@ DISTMK_FN void keep_squares(const PostNormArgs& args, const float* y, uint32_t n
   for (; row < num_rows; ++row) keep_squares<Vector, 1>(args, y, row);
 }
 
-// The elements that a thread stores, one after another: a warp takes 32 columns of a row at a time.
+// The elements that a thread stores, one after another. A warp takes 32 columns of a row at a time.
 struct PostNormElement {
   uint32_t row = 0, chunk = threadIdx.x / 32, col = 0;
   float x = 0.0f, y = 0.0f, weight = 0.0f;
 
-  // Loads the element at this place or at the next one that the warp has. False: it has none.
+  // Loads the element at this place, or at the warp's next one if the row has ended. False: the warp has no more
+  // elements.
   DISTMK_FN bool load(const Context& context, const PostNormArgs& args, uint32_t num_rows) {
     for (const uint32_t num_chunks = (args.n + 31) / 32; chunk >= num_chunks; chunk -= num_chunks) ++row;
     if (row >= num_rows) return false;
@@ -71,7 +72,7 @@ DISTMK_FN void body_post_norm(Context& context, const PostNormArgs& args) {
   const uint32_t num_rows = rows_of(context.batch(args.batch));
   const auto* rows = context.at<float>(args.y);
   linear::PostNormElement element;
-  bool has_element = element.load(context, args, num_rows);  // beside the rows of y
+  bool has_element = element.load(context, args, num_rows);  // its loads overlap with those of y's rows
   if (is_aligned(rows) && (args.k | args.y_stride) % 4 == 0)
     linear::keep_squares<float4>(args, rows, num_rows);
   else
@@ -84,7 +85,7 @@ DISTMK_FN void body_post_norm(Context& context, const PostNormArgs& args) {
     has_element = element.load(context, args, num_rows);
     if (at.col >= args.n) continue;
     const float sum = at.x + at.y * linear::norm_scale(args, at.row) * at.weight;
-    // First, as other workers poll it.
+    // The bf16 copy comes first, because other workers poll it.
     if (out_bf16) out_bf16.store(uint64_t{at.row} * args.out_bf16_stride + at.col, sum);
     context.at<float>(args.x)[uint64_t{at.row} * args.x_stride + at.col] = sum;
   }

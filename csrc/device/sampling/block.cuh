@@ -1,5 +1,5 @@
-// What the consumer warps of a worker do together in sampling tasks (runtime/sample_row.h): reductions, a sort, and the
-// memory that they share.
+// The thread block that runtime/sample_row.h asks for, made of a worker's consumer warps: reductions, a sort, and the
+// memory that the warps share.
 #pragma once
 #include "device/core/shared.cuh"
 #include "runtime/token_selector.h"
@@ -16,7 +16,7 @@ static_assert(NUM_CONSUMERS <= MAX_THREADS, "");
 struct DeviceBlock {
   using Vector = float4;
   static constexpr uint32_t LANES = 32, NUM_WARPS = distmk::NUM_WARPS, LOADS_IN_FLIGHT = 8;
-  static constexpr uint32_t RACERS_IN_FLIGHT = 4;  // vectors of a race, which take more registers
+  static constexpr uint32_t RACERS_IN_FLIGHT = 4;  // vectors in flight in a token race, which take more registers
   static_assert(sizeof(SlotSampling) % sizeof(uint64_t) == 0, "");
 
   DISTMK_FN static uint32_t index() { return threadIdx.x; }
@@ -26,7 +26,7 @@ struct DeviceBlock {
   DISTMK_FN static void sync() { barrier_sync<NUM_CONSUMERS>(); }
   DISTMK_FN static SamplingMemory& all_memory() { return *shared().at<Overlay::SAMPLER, SamplingMemory>(); }
   DISTMK_FN static SelectorMemory& memory() { return all_memory().selector; }
-  // A copy of a slot's parameters.
+  // Copies a slot's parameters to shared memory.
   DISTMK_FN static const SlotSampling& slot(const SlotSampling* from) {
     auto* words = reinterpret_cast<uint64_t*>(&all_memory().slot);
     constexpr uint32_t NUM_WORDS = sizeof(SlotSampling) / sizeof(uint64_t);
@@ -36,7 +36,7 @@ struct DeviceBlock {
     return all_memory().slot;
   }
 
-  // Logits, tables and parameters are written during the kernel.
+  // Loads past L1, because logits, tables and parameters are written during the kernel.
   template <class T>
   DISTMK_FN static T load(const T* p) {
     return __ldcg(p);
@@ -47,7 +47,7 @@ struct DeviceBlock {
   DISTMK_FN static float exp(float x) { return __expf(x); }
   DISTMK_FN static float log(float x) { return __logf(x); }
 
-  // The values of all threads, combined in an order that is always the same; every thread gets the result.
+  // Combines the values of all threads, always in the same order. Every thread gets the result.
   template <class T, class F>
   DISTMK_FN static T reduce(T mine, const F& combine) {
     static_assert(sizeof(T) <= sizeof(uint64_t), "");
@@ -61,7 +61,7 @@ struct DeviceBlock {
     for (uint32_t warp = 1; warp < NUM_WARPS; ++warp) all = combine(all, *reinterpret_cast<T*>(&of_warp[warp]));
     return all;
   }
-  // The sum of the values of the threads before this one.
+  // The sum of the values of all threads before this one.
   DISTMK_FN static uint64_t sum_before(uint64_t mine) {
     const uint32_t lane = index() % 32;
     uint64_t through = mine;
@@ -78,7 +78,7 @@ struct DeviceBlock {
     for (uint32_t warp = 0; warp < index() / 32; ++warp) sum += of_warp[warp];
     return sum;
   }
-  // Ascending, by a bitonic network; the list has room for a power of two.
+  // Sorts in ascending order by a bitonic network. The list must have room for the next power of two.
   DISTMK_FN static void sort(TokenKey* list, uint32_t count) {
     uint32_t size = 2;
     while (size < count) size *= 2;
@@ -101,7 +101,7 @@ struct DeviceBlock {
   }
 
  private:
-  // Of the lane whose number differs in the bit `step`.
+  // The value of the lane whose number differs in the bit `step`.
   DISTMK_FN static Candidate from_lane(const Candidate& mine, uint32_t step) {
     return {__shfl_xor_sync(~0u, mine.value, step), __shfl_xor_sync(~0u, mine.token, step)};
   }

@@ -1,15 +1,15 @@
-// Greedy sampling over this rank's shard of the vocabulary: out[n] on rank 0 = best of candidates[t][n] over the head's
-// tasks t, each of which had a slab of the shard (ARGMAX in device/linear/epilogue.cuh). n: token. The scheduler step
-// on rank 0 then takes the best of all ranks.
+// Greedy sampling over this rank's shard of the vocabulary: for token n, out[n] on rank 0 = best of candidates[t][n].
+// The head's tasks t have left them, each from its slab of the shard (ARGMAX in device/linear/epilogue.cuh). The
+// scheduler step on rank 0 then takes the best of all ranks.
 #pragma once
 #include "device/core/shared.cuh"
 #include "device/sampling/argmax.cuh"
 
 namespace distmk {
 
-// A warp per token. Where no pointer reaches rank 0, the results lie in this rank's own `out`, from which they are put.
+// A warp takes a token. If rank 0 is not peer-mapped, the results go to this rank's own `out` and are put from there.
 DISTMK_FN void body_sample(Context& context, const SampleArgs& args) {
-  constexpr uint32_t IN_FLIGHT = 5;  // loads per lane: enough for 132 tasks, one per worker of an H100, at once
+  constexpr uint32_t IN_FLIGHT = 5;  // loads per lane: enough to load 132 tasks, one per worker of an H100, at once
   const uint32_t num_tokens = rows_of(context.batch(args.batch)), lane = context.team.index % 32;
   const auto* candidates = context.at<unsigned long long>(args.candidates);
   auto* peer = context.peer<Candidate>(0, args.out);

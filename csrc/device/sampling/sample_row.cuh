@@ -1,4 +1,4 @@
-// The sampling tasks on a GPU: runtime/sample_row.h with the consumer warps of a worker.
+// The sampling tasks on a GPU: runtime/sample_row.h run by a worker's consumer warps.
 #pragma once
 #include "device/sampling/block.cuh"
 #include "runtime/sample_row.h"
