@@ -1,13 +1,15 @@
-// The kernel: one launch per GPU for a whole generation. Each CTA but perhaps the last is a worker on an SM of its own.
-// Its warps have roles, each in a file of its own under core/; operators.cuh says what operators do in them:
-//   warps 0-7  consumers.cuh   run the task bodies
-//   warp 8     loader.cuh      streams weights through the pipeline, never waits for an event
-//   warp 9     dispatcher.cuh  polls the events of the next task while one runs, and issues tasks to the consumers
-//   warp 10    signaler.cuh    prefetches task descriptors, and signals the triggers of tasks that are done
-//   warp 11    scheduler.cuh   dispatches, if schedulers have no CTA of their own and the dispatcher does not do it
-// If schedulers have a CTA of their own, it is the one behind the workers, with a scheduler per warp.
-// The roles share what is in shared.cuh: the pipeline (pipeline.cuh), the task queue (task_queue.cuh) and the handshake
+// The persistent kernel: one launch per GPU serves a whole generation. Each CTA is a worker on an SM of its own. Its
+// warps have roles, each in a file under core/; operators.cuh lists what operators add to them.
+//   warps 0-7  consumers.cuh   run the task bodies.
+//   warp 8     loader.cuh      streams weights through the pipeline; never waits for an event.
+//   warp 9     dispatcher.cuh  polls the events of the next task while one runs; issues tasks to the consumers.
+//   warp 10    signaler.cuh    prefetches task descriptors; signals the triggers of tasks that are done.
+//   warp 11    scheduler.cuh   dispatches, unless the dispatcher or a CTA of schedulers does it.
+// A CTA of schedulers, if there is one, comes after the workers and has one scheduler per warp. The roles share the
+// structures of shared.cuh: the pipeline (pipeline.cuh), the task queue (task_queue.cuh) and the handshake
 // (handshake.cuh).
+//
+// A launch may have several programs, for different numbers of rows. A turn is a sequence of iterations of one program.
 #pragma once
 #include <cstddef>
 #include <new>
@@ -26,10 +28,10 @@ enum Role : uint32_t { LOADER = NUM_WARPS, DISPATCHER, SIGNALER, SCHEDULER, NUM_
 constexpr uint32_t NUM_THREADS = 32 * NUM_ROLES;
 static_assert(MAX_OWN_SCHEDULERS == NUM_ROLES, "one CTA runs them, each in a warp");
 
-// By one thread: what holds for the whole launch.
+// Sets what holds for the whole launch. One thread calls it.
 DISTMK_FN void begin_launch(const LaunchParams* launch) {
   Shared& s = shared();
-  // All words but those that a worker writes when it is done.
+  // Copies all words except the ones that a worker writes when it is done.
   constexpr uint32_t NUM_WORDS = offsetof(LaunchParams, iterations_done) / sizeof(uint64_t);
 #pragma unroll
   for (uint32_t i = 0; i < NUM_WORDS; ++i)
@@ -40,7 +42,7 @@ DISTMK_FN void begin_launch(const LaunchParams* launch) {
     s.heap_bases[rank] = reinterpret_cast<const uint64_t*>(s.params.heap_bases)[rank];
 }
 
-// By one thread: initializes what all roles share, for the turn of a program.
+// Initializes what all roles share, for the turn of a program. One thread calls it.
 DISTMK_FN void set_up() {
   Shared& s = shared();
   s.header = *reinterpret_cast<const ProgramHeader*>(s.params.program);
@@ -71,15 +73,15 @@ DISTMK_FN void set_up() {
   s.num_batches = s.attention_schedule = 0;
 }
 
-// By all threads, at the end of their role's loop: whether another program takes the next turn. If so, all that roles
-// share is set up for it.
+// All threads call it at the end of their role's loop. Returns whether another program takes the next turn. If so,
+// everything that the roles share has been set up for it.
 DISTMK_NOINLINE bool change_turn() {
   Shared& s = shared();
-  __syncwarp();     // a lane may come later than the others of its warp
+  __syncwarp();     // lanes of a warp may arrive at different times
   __syncthreads();  // no role gives up shared memory while another uses it
   const uint32_t stop = s.batch.stop;
   if (stop < ENDS_TURN) return false;
-  __syncthreads();  // all have read it
+  __syncthreads();  // all have read `stop`
   if (threadIdx.x == 0) {
     begin_turn(s.params, stop - ENDS_TURN);
     set_up();
@@ -90,10 +92,9 @@ DISTMK_NOINLINE bool change_turn() {
 
 }  // namespace distmk
 
-// `launch` is in memory that the host can read while the kernel runs. The loops of all roles but the consumers are
-// functions that are not inlined: the consumers then have all registers, and the loader's few instructions lie
-// together. Each role takes the turns of all programs in a loop of its own: a loop around all roles would cost the
-// consumers registers.
+// `launch` is in memory that the host can read while the kernel runs. The loops of all roles except the consumers are
+// functions that are not inlined. So the consumers have all registers, and the loader's few instructions are
+// contiguous. Each role loops over turns by itself: a loop around all roles would cost the consumers registers.
 extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
     distmk_megakernel(const distmk::LaunchParams* launch) {
   using namespace distmk;
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(distmk::NUM_THREADS, 1)
   const bool is_worker = block < num_workers, schedulers_in_workers = !s.params.scheduler_threads;
   if (!is_worker || role == SCHEDULER) {
     const uint32_t id = is_worker ? block : role;
-    // In the schedulers' own CTA the pipeline is unused, so its stages hold their tasks.
+    // The schedulers' own CTA has no use for the pipeline, so its stages hold their tasks.
     TaskSlot* slots = is_worker ? s.scheduled : shared().at<Overlay::SCHEDULER_TASKS, TaskSlot>() + 2 * role;
     do {
       if (is_worker == schedulers_in_workers && id < num_schedulers && !s.dispatcher_schedules)

@@ -1,5 +1,5 @@
-// What operators do in the roles of a worker, beside the bodies and hooks of their task types: the loops of the roles
-// that they take part in. This is the only list of operators.
+// The loops of the roles in which operators take part, beside the bodies and hooks of their task types. This is the
+// only list of operators; megakernel.cuh runs the loops.
 #pragma once
 #include "device/attention/work_assignment.cuh"
 #include "device/core/dispatcher.cuh"
@@ -16,7 +16,7 @@ DISTMK_NOINLINE void loader_loop(const RankState& state) {
 DISTMK_NOINLINE void dispatcher_loop(const RankState& state, uint32_t worker, const Team warp) {
   run_dispatcher<attention::AssignmentTracker>(state, worker, warp, nullptr);
 }
-// For a worker whose own scheduler dispatches something. A warp of its own for it would add a handover between warps,
+// For a worker whose own scheduler dispatches something. A separate scheduler warp would add a handover between warps,
 // which takes longer than this warp's next poll. Workers that dispatch nothing run less code.
 DISTMK_NOINLINE void dispatcher_and_scheduler_loop(const RankState& state, uint32_t worker, const Team warp) {
   CachedScheduler local_scheduler(state, worker, warp, CachedTasks::Holder(shared().scheduled));

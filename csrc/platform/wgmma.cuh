@@ -2,11 +2,8 @@
 // k, with A and B in bf16 and D in float32. Compute capability 9.0 uses the asynchronous wgmma instruction. Elsewhere,
 // and in the emulator, each warp multiplies its 16 rows with mma.
 //
-// A is in registers, as for multiply() of ptx.cuh: warp w of the warpgroup has rows 16 w to 16 w + 15. acc[4 n] to
+// A is in registers, as for multiply() of ptx.cuh. Warp w of the warpgroup has rows 16 w to 16 w + 15. Its acc[4 n] to
 // acc[4 n + 3] are the registers c for tokens 8 n to 8 n + 7.
-//
-// B is a slot in shared memory: N rows of 64 columns, aligned to 1024 bytes. It is swizzled: chunk c (16 bytes) of row
-// r is stored as chunk c ^ r % 8. `step` selects one of the slot's four k16 steps.
 #pragma once
 #include "platform/device.h"
 

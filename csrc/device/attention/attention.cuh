@@ -1,8 +1,9 @@
 // The attention task for up to 16 rows: split-KV attention over the paged cache on tensor cores, O = softmax(scale Q
 // K^T) V for a GQA group. An instance is one run of rows x one KV head x one split of the positions (params.cuh). Its
-// eight warps take KV tiles of 16 positions in turn and combine their partials in a fixed order. combine.cuh then
-// combines the splits, or the GEMV that consumes them does (linear/fused_combine.cuh). This file chooses an instance's
-// path and has the path for any number of rows; decode_row.cuh has the paths of a decode row.
+// eight warps take KV tiles of 16 positions in turn, and combine their partials in a fixed order. Afterwards the
+// combine task (combine.cuh) combines the splits, or the GEMV that consumes them does (linear/fused_combine.cuh). This
+// file chooses an instance's path and has the path for any number of rows; decode_row.cuh has the paths of a decode
+// row.
 #pragma once
 #include "device/attention/decode_row.cuh"
 #include "device/attention/work_assignment.cuh"

@@ -15,11 +15,11 @@ constexpr uint32_t ELEMENT_LANES = COMBINE_SLICE / 4;
 
 // A warp combines one slice of one row with up to 32 splits. Lane s has the header of split s. Four groups of eight
 // lanes each take every fourth split's elements, four per lane. All loads are issued before the first is used. No load
-// is conditional, except that the second half of the splits is skipped if it is empty: a missing split loads the first
-// one again, with a weight of 0.
+// is conditional: a missing split loads the first one again, with a weight of 0. Only the second half of the splits is
+// skipped if it is empty.
 struct SliceCombine {
   static constexpr uint32_t GROUPS = 32 / ELEMENT_LANES, SPLITS_PER_GROUP = 32 / GROUPS, HALF = SPLITS_PER_GROUP / 2;
-  float* partials;  // of the first split
+  float* partials;  // partials of the first split
   uint32_t num_splits, num_elements;
   uint4 header, elements[SPLITS_PER_GROUP];
 
@@ -99,8 +99,8 @@ struct SliceCombine {
 // lane needs another lane's data.
 struct FourRowCombine {
   static constexpr uint32_t ROWS = 32 / ELEMENT_LANES, MAX_SPLITS = 2;
-  float* partials;      // of this lane's row
-  uint32_t num_splits;  // of this lane's row
+  float* partials;      // partials of this lane's row
+  uint32_t num_splits;  // splits of this lane's row
   float2 headers[MAX_SPLITS];
   uint4 elements[MAX_SPLITS];
 

@@ -1,6 +1,6 @@
-// A KV tile in one warp's registers: K[16, d] and V[16, d] of KV_TILE positions as operands of m16n8k16 products, K as
-// B fragments of S = Q K^T and V^T as A fragments of O^T = V^T P^T. Loads go straight to registers: row by row from the
-// paged cache, or from contiguous rows in a page or a pipeline stage. Nothing is transposed in memory.
+// A KV tile in one warp's registers: K[16, d] and V[16, d] of KV_TILE positions, as operands of m16n8k16 products. K
+// serves as B fragments of S = Q K^T, V^T as A fragments of O^T = V^T P^T. Loads go straight to registers: row by row
+// from the paged cache, or from contiguous rows in a page or a pipeline stage. Nothing is transposed in memory.
 #pragma once
 #include "device/attention/params.cuh"
 

@@ -16,8 +16,8 @@ DISTMK_FN uint32_t mma_group() { return opaque(threadIdx.x) % 32 / 4; }
 DISTMK_FN uint32_t mma_thread() { return opaque(threadIdx.x) % 4; }
 
 // S += Q K^T for N_TILES blocks of 8 positions. k(i, j) is a lane's K of block i, elements from k_element(lane, j) on.
-// A lane gets the scores of query mma_group() at positions 2 t and 2 t + 1, t = mma_thread(): those from Q's high
-// halves in scores[i][0..1], from its low halves in scores[i][2..3].
+// A lane gets the scores of query mma_group() at positions 2 t and 2 t + 1, t = mma_thread(). Scores from Q's high
+// halves are in scores[i][0..1], scores from its low halves in scores[i][2..3].
 template <uint32_t N_TILES, class P, class K>
 DISTMK_FN void multiply_qk(const P& p, const K& k, float (&scores)[N_TILES][4]) {
   const uint32_t lane = p.lane();
@@ -51,14 +51,14 @@ DISTMK_FN void vary_scores(float (&scores)[2][4], const ScoreArgs& args) {
 // (m, l, O) of the KV tiles that one warp has visited.
 template <uint32_t MAX_DIM>
 struct WarpPartialOf {
-  LogSumExp<Base2> softmax;  // of query mma_group(); the sum covers only this lane's positions until reduce_sum()
+  LogSumExp<Base2> softmax;  // for query mma_group(); the sum covers only this lane's positions until reduce_sum()
   // O^T: acc[n][e] and acc[n][2 + e] belong to query 2 mma_thread() + e. They are element 64 (n / 4) + 8 mma_group() +
   // 2 (n % 4) and the next one.
   float acc[MAX_DIM / 16][4] = {};
 
-  // Online softmax step. Turns the scores of one KV tile, or of two (N_TILES = 4), into the weights P: high and low
-  // halves, as B fragments of O^T = V^T P^T. Mask: the query sees [visible_begin, visible_end) of the first tile, and
-  // all of the second if `two`. FIRST: the warp has visited no tile before.
+  // Online softmax step. Turns the scores of one KV tile, or of two (N_TILES = 4), into the weights P. They are high
+  // and low halves, as B fragments of O^T = V^T P^T. Mask: the query sees [visible_begin, visible_end) of the first
+  // tile, and all of the second if `two`. FIRST: the warp has visited no tile before.
   template <bool FIRST, uint32_t N_TILES>
   DISTMK_FN void softmax_step(uint32_t tile_index, uint32_t visible_begin, uint32_t visible_end, bool two,
                               const float (&scores)[N_TILES][4], uint32_t (&weights)[N_TILES / 2][2][2]) {

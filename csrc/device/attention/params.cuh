@@ -1,7 +1,7 @@
 // Parameters of one attention instance: O = softmax(scale Q K^T) V for a GQA group over one split of the KV positions
 // (split-KV). Q: [rows of a run x query heads of one KV head, head_dim]; K, V: [positions of the split, head_dim] in
-// the paged cache. This file has the instance's index arithmetic, its shared memory, and access to what the dispatcher
-// has computed for it.
+// the paged cache. This file has the instance's index arithmetic, its shared memory, and access to the dispatcher's
+// work assignment.
 #pragma once
 #include "device/core/bf16.cuh"
 #include "device/core/shared.cuh"

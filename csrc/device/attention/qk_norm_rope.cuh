@@ -88,8 +88,8 @@ DISTMK_FN void norm_and_rotate(const Context& context, bool polls, const float* 
   rotate(e, half, a, b, cosine, sine, norm_a, norm_b, scale, store);
 }
 
-// Loads Q of `count` queries into shared memory, one query per warp: normalized, rotated, and scaled by log2(e) times
-// the scale of scores, so that softmax weights are powers of two.
+// Loads Q of `count` queries into shared memory, one query per warp, normalized and rotated. Q is scaled by log2(e)
+// times the scale of scores, so that softmax weights are powers of two.
 template <class P>
 DISTMK_FN void load_q(const P& p, uint32_t first_query, uint32_t count, bool polls) {
   const uint32_t i = threadIdx.x / 32, dim = p.head_dim();

@@ -1,7 +1,7 @@
 // Assigns split-KV attention instances to workers: computes the split of a worker's first instance and the cache rows
 // of its K and V. Both depend on the batch metadata, not on the layer. So the dispatcher computes them once an
-// iteration, before it issues the first attention task, and leaves them in shared memory for the consumers (params.cuh)
-// and for the loader. The loader streams the K and V of long splits through the weight pipeline.
+// iteration, before it issues the first attention task, and leaves them in shared memory. Consumers (params.cuh) and
+// the loader read them. The loader streams the K and V of long splits through the weight pipeline.
 #pragma once
 #include "device/attention/params.cuh"
 

@@ -3,7 +3,7 @@
 //   publish  A value is stored once. Zero means not yet, so a value of zero is published as -0.
 //   poll     A body loads elements until all are published, or until the task's waits are met (Context::poll).
 //   rotate   A writer publishes to several buffers in turn (distmk/lower/rotating.py).
-//   reset    The writer zeroes the same elements of an older buffer, or a single reader zeroes what it has read.
+//   reset    The writer zeroes the same elements of an older buffer, or a single reader zeroes them after reading.
 //   shrink   After a larger batch, the writer also zeroes the rows that only the previous iteration had.
 // `distmk check` proves that elements are published once between two resets, and that a reset is over before anybody
 // may poll (distmk/check/lamport.py).

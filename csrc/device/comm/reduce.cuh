@@ -7,9 +7,9 @@ namespace distmk {
 // Whether the body polls its blocks' elements instead of waiting for events.
 DISTMK_FN bool sum_polls(const RankState& state, const SumArgs& args) { return args.polls && !state.transport; }
 
-// A block is [rows, num], with block_gap elements between its rows. dst[row, i] = (add ? dst[row, i] : 0) + sum over b
-// of blocks[b, row, i] in float32, and its bf16 copy. IN_FLIGHT blocks are loaded before the first is added. Further
-// blocks take another trip to memory.
+// A block is [rows, num], with block_gap elements between its rows.
+//   dst[row, i] = (add ? dst[row, i] : 0) + sum over b of blocks[b, row, i], in float32, and its bf16 copy.
+// IN_FLIGHT blocks are loaded before the first is added. Further blocks take another trip to memory.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   constexpr uint32_t IN_FLIGHT = 4;
   const uint32_t count = rows_of(context.batch(args.batch)) * args.num, num_blocks = args.num_blocks;

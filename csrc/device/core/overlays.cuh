@@ -44,48 +44,48 @@ constexpr uint32_t PAGES_BYTES = 8192, SCHEDULE_BYTES = 20 * MAX_SEQUENCES + 48;
 
 // For each overlay: a comment on its contents, then its name, region, first byte in the region, size in bytes and
 // phases.
-#define DISTMK_OVERLAYS(X)                                                                      \
-  /* weights, or keys and values of a split, by stage: loader to consumers */                   \
-  X(PIPELINE_STAGES, STAGES, 0, STAGES_BYTES, SLABS | SPLIT | SAMPLING | OWN_BODY)              \
-  /* input vector */                                                                            \
-  X(GEMV_INPUT, WORK, 0, WORK_BYTES, GEMV)                                                      \
-  /* best token of each thread, by row */                                                       \
-  X(THREAD_CANDIDATES, WORK, 0, WORK_BYTES, HEAD | ARGMAX)                                      \
-  /* sums of each warp, two rounds of half as many tokens or one */                             \
-  X(PARTIAL_SUMS, SCRATCH, 0, SCRATCH_BYTES, GEMV | SLAB | HEAD)                                \
-  /* best token of each warp, by row */                                                         \
-  X(WARP_CANDIDATES, SCRATCH, 0, SCRATCH_BYTES, ARGMAX)                                         \
-  /* new keys and values, queries, partials of each warp */                                     \
-  X(SPLIT_ROWS, BODY, 0, BODY_BYTES, SPLIT)                                                     \
-  /* `SamplingMemory` */                                                                        \
-  X(SAMPLER, BODY, 0, BODY_BYTES, SAMPLING)                                                     \
-  /* rings of weights and activations: loader to consumers; in turn with them a job's output */ \
-  X(PRODUCT_RINGS, STAGES, 0, STAGES_BYTES, PRODUCT)                                            \
-  /* what a warp without weights multiplies: anything */                                        \
-  X(NO_WEIGHTS, WORK, 0, WORK_BYTES, PRODUCT)                                                   \
-  /* `Rings`: barriers, plans and output features of jobs; loader and consumers */              \
-  X(RING_STATE, SCRATCH, 0, SCRATCH_BYTES - SCHEDULE_BYTES, PRODUCT)                            \
-  /* `AttentionSchedule`, from an iteration's first attention to its last */                    \
-  X(SCHEDULE, SCRATCH, SCRATCH_BYTES - SCHEDULE_BYTES, SCHEDULE_BYTES, LAYERS)                  \
-  /* queries, keys, values and RoPE of rows */                                                  \
-  X(APPENDED_HEADS, STAGES, 0, STAGES_BYTES, APPEND)                                            \
-  /* `AppendState` */                                                                           \
-  X(APPEND_STATE, WORK, 0, WORK_BYTES, APPEND)                                                  \
-  /* `AttentionPlan` */                                                                         \
-  X(PLAN, WORK, 0, WORK_BYTES, BLOCK_JOB | ROW_JOBS)                                            \
-  /* buffers of keys and values; behind them queries, or partials of ways */                    \
-  X(KV_BUFFERS, STAGES, 0, STAGES_BYTES - PAGES_BYTES, BLOCK_JOB)                               \
-  /* cache rows of pages */                                                                     \
-  X(PAGES, STAGES, STAGES_BYTES - PAGES_BYTES, PAGES_BYTES, BLOCK_JOB)                          \
-  /* a ring of keys and values, and an accumulator in it, of each warp */                       \
-  X(ROW_RINGS, STAGES, 0, STAGES_BYTES, ROW_JOBS)                                               \
-  /* sums of rows */                                                                            \
-  X(SUMS, STAGES, 0, STAGES_BYTES, ROW_SUM)                                                     \
-  /* sums of squares of each warp, by row */                                                    \
-  X(SQUARES, WORK, 0, WORK_BYTES, ROW_SUM)                                                      \
-  /* what the body likes */                                                                     \
-  X(OWN_WORK, WORK, 0, WORK_BYTES, OWN_BODY)                                                    \
-  /* tasks that each scheduler holds */                                                         \
+#define DISTMK_OVERLAYS(X)                                                                  \
+  /* pipeline stages from loader to consumers: weights, or keys and values of a split */    \
+  X(PIPELINE_STAGES, STAGES, 0, STAGES_BYTES, SLABS | SPLIT | SAMPLING | OWN_BODY)          \
+  /* input vector of a GEMV */                                                              \
+  X(GEMV_INPUT, WORK, 0, WORK_BYTES, GEMV)                                                  \
+  /* best token of each thread, by row */                                                   \
+  X(THREAD_CANDIDATES, WORK, 0, WORK_BYTES, HEAD | ARGMAX)                                  \
+  /* partial sums of each warp: one round, or two of half as many tokens */                 \
+  X(PARTIAL_SUMS, SCRATCH, 0, SCRATCH_BYTES, GEMV | SLAB | HEAD)                            \
+  /* best token of each warp, by row */                                                     \
+  X(WARP_CANDIDATES, SCRATCH, 0, SCRATCH_BYTES, ARGMAX)                                     \
+  /* new keys and values, queries, partials of each warp */                                 \
+  X(SPLIT_ROWS, BODY, 0, BODY_BYTES, SPLIT)                                                 \
+  /* `SamplingMemory` */                                                                    \
+  X(SAMPLER, BODY, 0, BODY_BYTES, SAMPLING)                                                 \
+  /* rings of weights and activations from loader to consumers; over one, a job's output */ \
+  X(PRODUCT_RINGS, STAGES, 0, STAGES_BYTES, PRODUCT)                                        \
+  /* operand of warps without weights; its values do not matter */                          \
+  X(NO_WEIGHTS, WORK, 0, WORK_BYTES, PRODUCT)                                               \
+  /* `Rings`: barriers, plans and output features of jobs; loader and consumers */          \
+  X(RING_STATE, SCRATCH, 0, SCRATCH_BYTES - SCHEDULE_BYTES, PRODUCT)                        \
+  /* `AttentionSchedule`, from an iteration's first attention to its last */                \
+  X(SCHEDULE, SCRATCH, SCRATCH_BYTES - SCHEDULE_BYTES, SCHEDULE_BYTES, LAYERS)              \
+  /* queries, keys, values and RoPE of rows */                                              \
+  X(APPENDED_HEADS, STAGES, 0, STAGES_BYTES, APPEND)                                        \
+  /* `AppendState` */                                                                       \
+  X(APPEND_STATE, WORK, 0, WORK_BYTES, APPEND)                                              \
+  /* `AttentionPlan` */                                                                     \
+  X(PLAN, WORK, 0, WORK_BYTES, BLOCK_JOB | ROW_JOBS)                                        \
+  /* buffers of keys and values; behind them queries, or partials of ways */                \
+  X(KV_BUFFERS, STAGES, 0, STAGES_BYTES - PAGES_BYTES, BLOCK_JOB)                           \
+  /* cache rows of pages */                                                                 \
+  X(PAGES, STAGES, STAGES_BYTES - PAGES_BYTES, PAGES_BYTES, BLOCK_JOB)                      \
+  /* for each warp, a ring of keys and values, in it later the warp's accumulator */        \
+  X(ROW_RINGS, STAGES, 0, STAGES_BYTES, ROW_JOBS)                                           \
+  /* sums of rows */                                                                        \
+  X(SUMS, STAGES, 0, STAGES_BYTES, ROW_SUM)                                                 \
+  /* sums of squares of each warp, by row */                                                \
+  X(SQUARES, WORK, 0, WORK_BYTES, ROW_SUM)                                                  \
+  /* free for the body */                                                                   \
+  X(OWN_WORK, WORK, 0, WORK_BYTES, OWN_BODY)                                                \
+  /* tasks that each scheduler holds */                                                     \
   X(SCHEDULER_TASKS, STAGES, 0, 2 * MAX_OWN_SCHEDULERS * sizeof(TaskSlot), SCHEDULERS)
 
 enum class Overlay : uint32_t {

@@ -1,7 +1,7 @@
 // A worker's pipeline through shared memory: a ring of stages, each with a full and an empty mbarrier. The producer is
-// the loader warp. It fills stages with weight slabs (and with keys and values of long splits) in program order, across
-// task, layer and iteration boundaries, and never waits for an event. The consumers are the consumer warps, which
-// release stages as they reach the tasks.
+// the loader warp. It fills stages with weight slabs, and with keys and values of long splits, in program order. It
+// runs across task, layer and iteration boundaries, and never waits for an event. The consumers are the consumer warps,
+// which release stages as they reach the tasks.
 //
 // From compute capability 9.0 on, one lane of the loader issues bulk copies. Before that, every lane copies 16 bytes at
 // a time with cp.async.

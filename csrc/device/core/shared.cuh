@@ -66,10 +66,10 @@ struct alignas(16) AttentionAssignment {
     num_heard = {0};
   }
 };
-// What the AttentionAssignment holds for a body, and how the body gets keys and values. UNASSIGNED: it holds nothing.
-// ASSIGNED: it holds the split, and the warps gather rows from the cache. PIPELINED: it holds the split, and the loader
-// streams keys and values through the pipeline. NEAR: it holds the split of a batch's only row, and each warp loads at
-// most one tile straight from the cache.
+// The contents of the AttentionAssignment for a body, and the body's way to keys and values. UNASSIGNED: it holds
+// nothing. ASSIGNED: it holds the split, and the warps gather rows from the cache. PIPELINED: it holds the split, and
+// the loader streams keys and values through the pipeline. NEAR: it holds the split of a batch's only row, and each
+// warp loads at most one tile straight from the cache.
 enum KvPath : uint32_t { UNASSIGNED, ASSIGNED, PIPELINED, NEAR };
 
 constexpr uint32_t CACHED_RANKS = 8;  // with more ranks, the batcher reads the candidates from global memory

@@ -1,6 +1,6 @@
-// QK-norm and RoPE of a job iteration's rows, and the append of their keys and values to the KV cache. A worker looks
-// up where its rows go before they are there, copies them to shared memory, and then takes their heads together, some
-// lanes of a warp a head.
+// The append_kv task of a job iteration: QK-norm and RoPE of the rows' queries and keys, and the append of keys and
+// values to the KV cache. A worker looks up the destinations of its rows before the rows are there, copies the rows to
+// shared memory, and then processes all their heads together. A head takes some lanes of a warp.
 #pragma once
 #include "device/core/marks.cuh"
 #include "device/core/shared.cuh"
@@ -12,10 +12,10 @@
 namespace distmk {
 namespace jobs {
 
-constexpr uint32_t APPENDED_ROWS = 64;  // at once, if they fit in shared memory
+constexpr uint32_t APPENDED_ROWS = 64;  // rows at once, if they fit in shared memory
 
 struct AppendedRow {
-  uint32_t row, position, cache_row;  // the last: of KV head 0
+  uint32_t row, position, cache_row;  // cache_row: of KV head 0
 };
 struct AppendState {
   BatchRun runs[MAX_SEQUENCES];
@@ -30,12 +30,12 @@ DISTMK_FN float dot(const float4& a, const float4& b) { return a.x * b.x + a.y *
 DISTMK_FN float4 product(const float4& a, const float4& b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
 DISTMK_FN float4 scaled(const float4& a, float by) { return {a.x * by, a.y * by, a.z * by, a.w * by}; }
 
-// What a lane has of a head: four elements of each half, which RoPE pairs.
+// A lane's part of a head: four elements of each half, which RoPE pairs.
 struct HeadPart {
   uint2 first, second;
 };
 
-// The lanes of a head: 2^n of them, of which the first head_dim / 8 have elements.
+// The lanes of a head. Their number is a power of two, and the first head_dim / 8 lanes have elements.
 struct HeadLanes {
   uint32_t size, index;
 
@@ -50,7 +50,7 @@ struct HeadLanes {
   }
 };
 
-// What a lane multiplies the normalized elements of a query or key head by.
+// The norm weights for a lane's elements of a query or key head.
 struct HeadNorm {
   bool wanted;
   float4 first, second;
@@ -62,7 +62,7 @@ struct HeadNorm {
   }
 };
 
-// y = RoPE(x / rms(x) * norm). By all lanes of a warp, `has_elements` or not.
+// y = RoPE(x / rms(x) * norm). All lanes of a warp call it, `has_elements` or not.
 DISTMK_FN void norm_and_rotate(const HeadLanes& lanes, HeadPart& part, bool has_elements, const HeadNorm& norm,
                                const float* rope, uint32_t dim, float eps) {
   const uint32_t e = 4 * lanes.index, half = dim / 2;
@@ -105,7 +105,7 @@ struct AppendedHead {
   }
 };
 
-// Rows in shared memory: queries, keys and values of each, then the RoPE of each.
+// Rows in shared memory: queries, keys and values of each row, then the RoPE of each row.
 struct AppendBuffers {
   uint32_t row_bytes, rope_bytes, at_once;
 
@@ -119,7 +119,7 @@ struct AppendBuffers {
   }
 };
 
-// Rows `first` to first + num_rows of the worker's, as they are.
+// Copies the worker's rows `first` to first + num_rows to shared memory unchanged.
 DISTMK_FN void copy_rows(const Context& context, const AppendKvArgs& args, const AppendBuffers& buffers,
                          const OwnRows& rows, uint32_t first, uint32_t num_rows) {
   const char* qkv = context.at<char>(args.qkv);
@@ -136,7 +136,7 @@ DISTMK_FN void copy_rows(const Context& context, const AppendKvArgs& args, const
   }
 }
 
-// Where they are in their sequences and go in the caches, and their RoPE: a warp a row.
+// Looks up the rows' positions in their sequences and their cache rows, and copies their RoPE. A warp takes a row.
 DISTMK_FN void look_up_rows(const Context& context, const AppendKvArgs& args, const AppendBuffers& buffers,
                             const OwnRows& rows, uint32_t first, uint32_t num_rows, AppendState& state) {
   const uint32_t num_runs = context.batch(args.batch)->num_job_runs, lane = threadIdx.x % 32;
@@ -152,7 +152,7 @@ DISTMK_FN void look_up_rows(const Context& context, const AppendKvArgs& args, co
   }
 }
 
-// All heads of `num_rows` rows in the buffers.
+// Processes all heads of the `num_rows` rows in the buffers.
 DISTMK_FN void append_rows(const Context& context, const AppendKvArgs& args, const AppendBuffers& buffers,
                            const AppendState& state, uint32_t num_rows, const HeadLanes& lanes, const HeadNorm& q_norm,
                            const HeadNorm& k_norm) {
@@ -168,7 +168,7 @@ DISTMK_FN void append_rows(const Context& context, const AppendKvArgs& args, con
         reinterpret_cast<const uint2*>(buffers.row(in_buffers) + (index * dim + (e < dim / 2 ? e : 0)) * 2);
     HeadPart part{from[0], from[dim / 8]};
     const bool rotates = has_elements && index < args.num_q + args.num_kv;
-    HeadNorm norm = k_norm;  // a copy: registers have no address
+    HeadNorm norm = k_norm;  // a copy, because registers have no address
     if (index < args.num_q) norm = q_norm;
     norm_and_rotate(lanes, part, rotates, norm, reinterpret_cast<const float*>(buffers.rope(in_buffers)), dim,
                     args.eps);

@@ -1,8 +1,10 @@
-// One job of attention in jobs: O = softmax(scale Q K^T) V of a block of queries, FlashAttention-2 (Dao,
-// arXiv:2307.08691) on tensor cores, by warpgroups or warps. A query is a (row, head) pair of a run and a KV head: the
-// heads of a GQA group share the K and V tiles. The eight warps are row groups of 16 queries times ways: a way takes
-// KEYS positions of every KV tile, and the ways are combined at the end. Many ways are for jobs with few queries. Of
-// heads of more than 128 elements registers hold half an output, so that the eight warps are row groups times halves.
+// A block job of attention: O = softmax(scale Q K^T) V for a block of queries, FlashAttention-2 (Dao, arXiv:2307.08691)
+// on tensor cores, by warpgroups or warps. A query is a (row, head) pair of a run and a KV head, so the heads of a GQA
+// group share the K and V tiles.
+//
+// The eight warps are row groups of 16 queries times ways. A way takes KEYS positions of every KV tile, and the ways
+// are combined at the end. Jobs with few queries have many ways. With heads of more than 128 elements, registers hold
+// half an output, so the eight warps are row groups times halves.
 #pragma once
 #include "device/core/marks.cuh"
 #include "device/jobs/attention_warp.cuh"
@@ -10,16 +12,16 @@
 namespace distmk {
 namespace jobs {
 
-// The combine of the ways: all but the first leave (m, l, O) in shared memory behind the KV buffers, and the first adds
+// Combines the ways. All ways but the first leave (m, l, O) in shared memory behind the KV buffers, and the first adds
 // them to its own in order.
 template <uint32_t DIM, uint32_t KEYS>
 struct WayCombine {
   using Warp = WarpAttention<DIM, KEYS>;
-  static constexpr uint32_t VECTORS = DIM / 8 + 1;  // float4 of a lane: the accumulator, maxima and sums
+  static constexpr uint32_t VECTORS = DIM / 8 + 1;  // float4 per lane: the accumulator, maxima and sums
   static constexpr uint32_t BYTES = (NUM_WARPS - Warp::ROW_GROUPS) * VECTORS * 32 * sizeof(float4);
 
   DISTMK_FN static float4* at(uint32_t way) {
-    // Without bulk copies there are fewer stages, and no job iterations.
+    // GPUs without bulk copies have fewer stages, and no job iterations.
     static_assert(!BULK_COPIES || KvBuffers<DIM>::BYTES + BYTES <= overlay_bytes(Overlay::KV_BUFFERS), "");
     return reinterpret_cast<float4*>(shared().at<Overlay::KV_BUFFERS>() + KvBuffers<DIM>::BYTES) +
            ((way - 1) * Warp::ROW_GROUPS + Warp::row_group()) * VECTORS * 32 + Warp::lane();
@@ -49,7 +51,7 @@ struct WayCombine {
   }
 };
 
-// The outputs of a lane's two queries.
+// Stores the outputs of a lane's two queries.
 template <class Warp>
 DISTMK_FN void store_attention(const AttentionJob& job, uint32_t query, uint32_t num_queries, const Warp& warp) {
   const AttentionJobsArgs& args = attention_plan().args;
@@ -68,7 +70,7 @@ DISTMK_FN void store_attention(const AttentionJob& job, uint32_t query, uint32_t
   }
 }
 
-// Whether the two warpgroups of a job take turns (see attend()), and which of them a thread belongs to.
+// Whether the two warpgroups of a job take turns (ping-pong, see attend()), and which of them a thread belongs to.
 template <uint32_t DIM, uint32_t KEYS>
 struct Turns {
   static constexpr bool TAKEN = WarpAttention<DIM, KEYS>::BY_WARPGROUPS && !KvBuffers<DIM>::LAG;
@@ -77,8 +79,8 @@ struct Turns {
   DISTMK_FN static bool is_second() { return TAKEN && threadIdx.x >= NUM_CONSUMERS / 2; }
 };
 
-// Copies of a job's KV tiles, some tiles ahead. Where warpgroups take turns the first one copies one tile fewer ahead:
-// the second one is not yet done with the last tile, whose buffer would be filled.
+// The copies of a job's KV tiles, which run some tiles ahead. If warpgroups take turns, the first one copies one tile
+// fewer ahead: the second is not yet done with the last tile, whose buffer would be filled.
 template <uint32_t DIM, uint32_t KEYS>
 class TileCopies {
   using Warp = WarpAttention<DIM, KEYS>;
@@ -90,13 +92,13 @@ class TileCopies {
 #pragma unroll 1
     for (uint32_t i = 0; i < ahead(); ++i) loader_.copy(i);
   }
-  // Beside the products of `tile`.
+  // Called while the products of `tile` run.
   DISTMK_FN void copy_ahead(uint32_t tile) {
     loader_.pages.look_up_ahead(tile + ahead());
     loader_.copy(tile + ahead());
   }
-  // Until this thread's copies for tile 0 have landed, and until those of the tile behind the one that copy_ahead()
-  // comes to next. Those of other threads after the next barrier.
+  // await_first() waits for this thread's copies for tile 0. await_next() waits for its copies for tile + 1, if
+  // copy_ahead(tile) is called next. Other threads' copies have landed after the next barrier.
   DISTMK_FN static void await_first() { await_all_but<AHEAD - 1>(); }
   DISTMK_FN static void await_next() { await_all_but<AHEAD - 2>(); }
 
@@ -111,21 +113,22 @@ class TileCopies {
       await_copies<PENDING - Turns<DIM, KEYS>::TAKEN>();
     else
       await_copies<PENDING>();
-    if constexpr (Warp::BY_WARPGROUPS) fence_copies_to_shared();  // products by warpgroups read by the same proxy
+    if constexpr (Warp::BY_WARPGROUPS) fence_copies_to_shared();  // warpgroup products read through the async proxy
   }
 };
 
-// Ends of the positions that a lane's queries see, the first end of its warp's queries, and the last of those that
-// multiply together. In front of `seen_by_all` are positions that a window hides from some query of the warp.
+// The positions that queries see. of_lane: where they end for this lane's two queries. fewest: the first such end among
+// the warp's queries. most: the last one among the queries that multiply together. Positions before seen_by_all are
+// hidden by the window from some query of the warp.
 struct Visibility {
   uint32_t of_lane[2], fewest, most, seen_by_all;
 };
 
-// The warp's way through `num_tiles` tiles. Beside the values of a tile, the keys of the next one are multiplied and
-// its softmax is worked out.
+// The main loop of a warp over `num_tiles` tiles. While a tile's values are multiplied, the next tile's keys are
+// multiplied and its softmax is computed.
 //
-// Two warpgroups take turns: while one starts its products, which keeps it until the tensor cores have taken them, and
-// copies, the other works out a softmax. The second one is half a tile behind.
+// Two warpgroups take turns. One of them starts its products, which holds it until the tensor cores have taken them,
+// and copies. Meanwhile the other computes a softmax. The second warpgroup is half a tile behind.
 template <uint32_t DIM, uint32_t KEYS>
 DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& copies, const Visibility& visible,
                       uint32_t num_tiles, float scale) {
@@ -151,7 +154,7 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& cop
     weigh(0, s, factor);
     warp.keep_weights(s);
   }
-  // The first one's turn begins, and the next keys are there.
+  // The first warpgroup's turn begins. Afterwards the next tile's keys are there.
   const auto begin_turn = [&] {
     if (!Turns::is_second()) copies.await_next();
     barrier_sync<NUM_CONSUMERS>();
@@ -184,10 +187,10 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& cop
     }
     end_turn();
   }
-  if (Turns::is_first()) begin_turn();  // the second one's last
+  if (Turns::is_first()) begin_turn();  // the second warpgroup's last turn
 }
 
-// By all consumers.
+// Runs the plan's current block job. All consumers call it.
 template <uint32_t DIM, uint32_t KEYS>
 DISTMK_NOINLINE void run_attention_job() {
   const AttentionJobsArgs& args = attention_plan().args;

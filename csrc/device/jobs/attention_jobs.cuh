@@ -1,5 +1,5 @@
-// Attention of a job iteration: which jobs there are, and which of them a worker runs. Runs with few queries have row
-// jobs (attention_rows.cuh), all others block jobs (attention_block.cuh).
+// The attention_jobs task of a job iteration: works out all jobs, and runs this worker's. Runs with few queries have
+// row jobs (attention_rows.cuh), all other runs have block jobs (attention_block.cuh).
 #pragma once
 #include "device/jobs/attention_block.cuh"
 #include "device/jobs/attention_rows.cuh"
@@ -7,25 +7,26 @@
 namespace distmk {
 namespace jobs {
 
-constexpr uint32_t MOST_QUERIES = 128, FEWEST_QUERIES = 32;  // of a block job
-constexpr uint32_t LARGE_HEAD_QUERIES = 64;                  // of every job with large heads
+constexpr uint32_t MOST_QUERIES = 128, FEWEST_QUERIES = 32;  // queries of a block job
+constexpr uint32_t LARGE_HEAD_QUERIES = 64;                  // queries of every job with large heads
 
 DISTMK_FN bool has_large_heads(const AttentionJobsArgs& args) { return args.head_dim > MAX_HEAD_DIM / 2; }
 
-// The jobs of a task in the order of their cost: block jobs, then row jobs; of both, runs with many positions first, of
-// each the last rows first.
+// The jobs of a task, in the order of their cost: block jobs, then row jobs. Within both kinds, runs with many
+// positions come first, and within a run the last rows.
 class AttentionJobs {
  public:
   DISTMK_FN explicit AttentionJobs(const AttentionJobsArgs& args)
       : args_(args), schedule_(attention_schedule()), most_heads_(min(args.group, args.num_q)) {}
 
-  // Makes the schedule. By all consumers together, as there may be many runs; complete after the next team.sync().
+  // Makes the schedule. All consumers work on it together, because there may be many runs. It is complete after the
+  // next team.sync().
   DISTMK_FN void schedule(const Context& context) {
     sort_runs(context, context.batch(args_.batch)->num_job_runs);
     context.team.sync();
     if (!schedule_.num_block_runs) return;
     const uint32_t num_workers = schedule_.num_workers;
-    // A job takes as long as it has queries, and a little longer.
+    // A job's time is taken as its number of queries plus a constant, 24 queries.
     uint32_t least = ~0u, job_queries = MOST_QUERIES;
     for (uint32_t queries = most_queries(); queries >= fewest_queries(); queries /= 2) {
       const uint32_t time = (count(queries) + num_workers - 1) / num_workers * (queries + 24);
@@ -36,10 +37,10 @@ class AttentionJobs {
     if (threadIdx.x < 32) number_jobs(job_queries);
   }
 
-  // Block job `index` and the queries that it takes at most. False: its KV head has fewer query heads than others, so
-  // that there are none.
+  // Finds block job `index` and the largest number of queries that it takes. False: its KV head has fewer query heads
+  // than others, so no queries are left for the job.
   DISTMK_FN bool find(uint32_t index, AttentionJob& job, uint32_t& queries) const {
-    uint32_t i = 0;  // the last run whose first job is not behind
+    uint32_t i = 0;  // the last run whose first job is not behind `index`
     for (uint32_t step = MAX_SEQUENCES / 2; step; step /= 2)
       if (i + step < schedule_.num_block_runs && schedule_.first_job[i + step] <= index) i += step;
     index -= schedule_.first_job[i];
@@ -69,7 +70,7 @@ class AttentionJobs {
     return !has_large_heads(args_) && static_cast<uint32_t>(run.num_rows) * most_heads_ <= ROW_QUERIES;
   }
 
-  // Two threads a run. Its place is the number of those before it, which they count.
+  // Sorts the runs, two threads per run. A run's place is the number of runs before it, which its threads count.
   DISTMK_FN void sort_runs(const Context& context, uint32_t num_runs) {
     static_assert(2 * MAX_SEQUENCES == NUM_CONSUMERS && MAX_SEQUENCES == 4 * 32, "a warp's lanes have four runs each");
     constexpr uint32_t OF_BLOCKS = 1u << 31;
@@ -77,7 +78,7 @@ class AttentionJobs {
     uint32_t* const sort_keys = attention_plan().sort_keys;
     BatchRun run;
     if (i < num_runs) run = load_vector(job_batch(context, args_.batch).runs + i);
-    uint32_t key = 0;  // the greater, the earlier: of no run
+    uint32_t key = 0;  // runs with greater keys come first; 0: no run
     if (i < num_runs) key = static_cast<uint32_t>(run.kv_len) | (has_row_jobs(run) ? 0 : OF_BLOCKS);
     if (threadIdx.x % 2 == 0) sort_keys[i] = key;
     context.team.sync();
@@ -104,7 +105,7 @@ class AttentionJobs {
     schedule_.num_jobs = (num_runs - num_block_runs) * args_.num_kv;
     schedule_.set_source(context.iteration, args_);
   }
-  // By a warp, each lane of which has consecutive runs.
+  // Numbers the jobs of all runs. One warp does it; each lane has consecutive runs.
   DISTMK_FN void number_jobs(uint32_t job_queries) const {
     constexpr uint32_t PER_LANE = MAX_SEQUENCES / 32;
     const uint32_t first = threadIdx.x * PER_LANE;
@@ -138,13 +139,13 @@ class AttentionJobs {
     while (queries < most && queries < run_queries(run)) queries *= 2;
     return queries;
   }
-  // Of a KV head.
+  // Blocks of a run's queries, for one KV head.
   DISTMK_FN uint32_t blocks_of(uint32_t run, uint32_t most) const {
     const uint32_t queries = queries_of(run, most);
     return (run_queries(run) + queries - 1) >> floor_log2(queries);
   }
   DISTMK_FN uint32_t jobs_of(uint32_t run, uint32_t most) const { return blocks_of(run, most) * args_.num_kv; }
-  // Of all runs. By all warps, each for itself.
+  // Number of jobs of all runs. Every warp computes it for itself.
   DISTMK_FN uint32_t count(uint32_t most) const {
     uint32_t total = 0;
     for (uint32_t i = threadIdx.x % 32; i < schedule_.num_block_runs; i += 32) total += jobs_of(i, most);
@@ -173,7 +174,7 @@ DISTMK_FN void run_block_jobs(const Context& context) {
     AttentionJob job;
     uint32_t queries;
     if (!jobs.find(plan.job_of_round(round), job, queries)) continue;
-    context.team.sync();  // all warps are done with the last one
+    context.team.sync();  // all warps are done with the last job
     if (context.team.leader()) plan.job = job;
     context.team.sync();
     if (round == 0) mark(Mark::INPUTS);
@@ -182,7 +183,7 @@ DISTMK_FN void run_block_jobs(const Context& context) {
   context.team.sync();
 }
 
-// This worker's jobs.
+// Runs this worker's jobs.
 template <uint32_t DIM>
 DISTMK_FN void run_attention_jobs(Context& context) {
   const AttentionSchedule& schedule = attention_schedule();
@@ -194,7 +195,7 @@ DISTMK_FN void run_attention_jobs(Context& context) {
     if (schedule.num_jobs > schedule.num_block_jobs) context.set_ready(run_row_jobs<DIM>());
 }
 
-// By all consumers: the plan of a task, and the schedule unless an earlier layer has left it.
+// Makes the plan of a task, and the schedule unless an earlier layer has left it. All consumers call it.
 DISTMK_FN void plan_attention(const Context& context, const AttentionJobsArgs& args) {
   static_assert(sizeof(AttentionJobsArgs) % sizeof(uint4) == 0 && offsetof(TaskDesc, args) % sizeof(uint4) == 0, "");
   AttentionPlan& plan = attention_plan();

@@ -1,4 +1,5 @@
-// What all warps of a worker know of an `attention_jobs` task, in shared memory, as a job has no registers for it.
+// The state of an `attention_jobs` task that all warps of a worker share. It is in shared memory, because no registers
+// are left for it.
 #pragma once
 #include "device/jobs/rings.cuh"
 #include "device/jobs/runs.cuh"
@@ -7,45 +8,45 @@
 namespace distmk {
 namespace jobs {
 
-constexpr uint32_t KV_ROWS = 64;      // positions of a KV tile of a block job
-constexpr uint32_t ROW_QUERIES = 16;  // of a row job at most
+constexpr uint32_t KV_ROWS = 64;      // positions of a block job's KV tile
+constexpr uint32_t ROW_QUERIES = 16;  // queries of a row job at most
 
-// A block of queries of a run with many, and one KV head (attention_block.cuh).
+// A block job: a block of queries from a run that has many, and one KV head (attention_block.cuh).
 struct AttentionJob {
   BatchRun run;
   uint32_t kv_head, first_head, num_heads;  // query heads of this rank that share the KV head
   uint32_t first_query;                     // numbered row * num_heads + head
-  uint32_t first_position;                  // of its first KV tile; positions of a job count from there
+  uint32_t first_position;                  // start of its first KV tile; a job's positions count from there
 };
 
-// Partials of a row job, a warp's each (attention_rows.cuh).
+// Partials of a row job, one per warp (attention_rows.cuh).
 struct RowPartials {
   LogSumExp<Base2> softmax[NUM_WARPS][ROW_QUERIES];
-  uint32_t accumulators[NUM_WARPS];  // where they are in the stages, in bytes
+  uint32_t accumulators[NUM_WARPS];  // their offsets in the stages, in bytes
 };
 
-// What follows from the batch, the same in all layers of an iteration: the first task makes it for the others. Other
-// phases leave it alone (core/overlays.cuh) but for sampling, behind the last layer. Shared::attention_schedule says
-// whether it is there.
+// The part of the state that follows from the batch alone. It is the same in all layers of an iteration, so the first
+// attention task makes it for the others. No other phase overwrites it (core/overlays.cuh), except sampling, which
+// comes after the last layer. Shared::attention_schedule says whether it is there.
 struct AttentionSchedule {
-  // The arguments of which it is made, beside the iteration.
+  // The arguments from which the schedule is made, beside the iteration.
   struct Source {
     uint64_t batch;
     uint32_t num_q, num_kv, head_dim, group;
   };
-  // Those of block jobs, then those of row jobs; of both, most positions first.
+  // Runs with block jobs, then runs with row jobs, each in order of decreasing positions.
   alignas(16) BatchRun runs[MAX_SEQUENCES];
-  uint32_t first_job[MAX_SEQUENCES];  // of a run of block jobs
+  uint32_t first_job[MAX_SEQUENCES];  // each block run's first job
   uint32_t num_block_runs, num_block_jobs, num_jobs, num_workers;
-  uint32_t job_queries;  // that a block job takes at most
+  uint32_t job_queries;  // queries of a block job at most
   Source source;
 
-  // By all consumers, before one of them calls set_source().
+  // All consumers call it, before one of them calls set_source().
   DISTMK_FN bool is_of(uint64_t iteration, const AttentionJobsArgs& args) const {
     return shared().attention_schedule == iteration + 1 && source.batch == args.batch && source.num_q == args.num_q &&
            source.num_kv == args.num_kv && source.head_dim == args.head_dim && source.group == args.group;
   }
-  // By one thread.
+  // One thread calls it.
   DISTMK_FN void set_source(uint64_t iteration, const AttentionJobsArgs& args) {
     source = {args.batch, args.num_q, args.num_kv, args.head_dim, args.group};
     shared().attention_schedule = iteration + 1;
@@ -54,21 +55,21 @@ struct AttentionSchedule {
 static_assert(sizeof(AttentionSchedule) == SCHEDULE_BYTES, "");
 DISTMK_FN AttentionSchedule& attention_schedule() { return *shared().at<Overlay::SCHEDULE, AttentionSchedule>(); }
 
-// What belongs to one task.
+// The part of the state that belongs to one task.
 struct AttentionPlan {
   alignas(16) uint32_t sort_keys[MAX_SEQUENCES];
   alignas(16) AttentionJobsArgs args;
-  uint32_t worker;   // counted from the task's first one
-  AttentionJob job;  // the present block job
+  uint32_t worker;   // counted from the task's first worker
+  AttentionJob job;  // the current block job
   RowPartials partials;
 
-  // The job in a worker's round, if there are as many: block jobs come first, and of both kinds those that take long.
-  // In turn from the first worker to the last and back, as jobs get shorter.
+  // Number of the worker's job in a round; it exists if it is below num_jobs. Jobs get shorter with their number, so
+  // they are dealt from the first worker to the last and then back.
   DISTMK_FN uint32_t job_of_round(uint32_t round) const {
     const uint32_t num_workers = attention_schedule().num_workers;
     return round * num_workers + (round % 2 ? num_workers - 1 - worker : worker);
   }
-  // Whether this worker has.
+  // Whether this worker has block jobs.
   DISTMK_FN bool has_block_jobs() const { return job_of_round(0) < attention_schedule().num_block_jobs; }
 };
 DISTMK_FN AttentionPlan& attention_plan() { return *shared().at<Overlay::PLAN, AttentionPlan>(); }
@@ -77,11 +78,11 @@ DISTMK_FN T* at_operand(uint64_t operand) {
   return reinterpret_cast<T*>(own_rank_state().address(operand));
 }
 
-// Where a query of a run and a KV head is: queries are numbered row * num_heads + head.
+// Where a query of a run and a KV head is stored. Queries are numbered row * num_heads + head.
 struct QueryPlace {
-  uint32_t row, head;  // of the iteration, of this rank
+  uint32_t row, head;  // row of the iteration, head of this rank
 
-  template <class Job>  // what has a run, first_head and num_heads
+  template <class Job>  // any type with run, first_head and num_heads
   DISTMK_FN QueryPlace(const Job& job, uint32_t query) {
     const uint32_t in_run = query / job.num_heads;
     row = static_cast<uint32_t>(job.run.row_begin) + in_run;
@@ -96,7 +97,7 @@ struct QueryPlace {
   }
 };
 
-// The end of the positions that a query of a run sees, of those behind the last query that the last one sees.
+// End of the positions that a query of a run sees. Queries behind the last count as the last.
 DISTMK_FN uint32_t end_of_query(const BatchRun& run, uint32_t num_heads, uint32_t query) {
   const uint32_t last = static_cast<uint32_t>(run.num_rows) * num_heads - 1;
   return static_cast<uint32_t>(run.kv_len - run.num_rows) + min(query, last) / num_heads + 1;

@@ -1,7 +1,7 @@
-// Row jobs of attention in jobs: the few queries of a run, mostly a decoding sequence's, and one KV head. Such a job
-// reads much and computes little, so that all depends on how many bytes are on their way. Each warp takes every eighth
-// tile of positions, which it copies into a ring of its own and multiplies by itself. A worker's jobs are one sequence
-// of tiles: the copies run ahead from one job to the next while the warps combine what they have.
+// Row jobs of attention: one KV head and all queries of a short run, mostly of one decoding row. Such a job reads much
+// and computes little, so its speed depends on how many bytes are in flight. Each warp takes every eighth tile of
+// positions, copies it into a ring of its own and multiplies it alone. A worker's jobs form one sequence of tiles:
+// copies for the next job run while the warps combine the current one.
 #pragma once
 #include "device/core/end_task.cuh"
 #include "device/jobs/attention_plan.cuh"
@@ -15,13 +15,13 @@ constexpr uint32_t ROW_TILE = 16;                      // positions of a tile
 constexpr uint32_t ROW_STRIDE = NUM_WARPS * ROW_TILE;  // from a warp's tile to its next one in a job
 static_assert(ROW_QUERIES == QUERIES_PER_WARP && 2 * ROW_TILE == 32, "");
 
-// A cursor over a worker's row jobs, which each warp has for itself.
+// A cursor over a worker's row jobs. Each warp has its own.
 class RowJobs {
  public:
   BatchRun run;
   uint32_t kv_head, num_heads, first_head;
 
-  // To the next job. False: there is none.
+  // Moves on to the next job. False: there is none.
   DISTMK_FN bool next() {
     const AttentionPlan& plan = attention_plan();
     const AttentionSchedule& schedule = attention_schedule();
@@ -45,14 +45,14 @@ class RowJobs {
     }
   }
   DISTMK_FN uint32_t num_queries() const { return static_cast<uint32_t>(run.num_rows) * num_heads; }
-  // Position of the first tile of this warp, and begin and end of all positions.
+  // The first position of this warp's first tile, and the begin and end of all positions.
   DISTMK_FN uint32_t first_position() const { return begin_ + way(threadIdx.x / 32) * ROW_TILE; }
   DISTMK_FN uint32_t begin() const { return begin_; }
   DISTMK_FN uint32_t end() const { return end_; }
-  // Position of the first of the run's rows: those before it are in the caches when the iteration begins.
+  // Position of the run's first row. Earlier positions are in the caches when the iteration begins.
   DISTMK_FN uint32_t first_new() const { return static_cast<uint32_t>(run.kv_len - run.num_rows); }
-  // The warps take tiles in turn, from one job to the next: none has more to do than others. Way i has tiles i, i + 8,
-  // ..., so that a job has the same result whichever jobs are before it.
+  // Warps take tiles in turn, continuing from one job to the next, so that all have equally much to do. Way i has tiles
+  // i, i + 8, and so on. Partials are combined by way, so a job's result does not depend on the jobs before it.
   DISTMK_FN uint32_t way(uint32_t warp) const { return (warp - num_tiles_before_) % NUM_WARPS; }
   DISTMK_FN uint32_t warp_of(uint32_t way) const { return (way + num_tiles_before_) % NUM_WARPS; }
 
@@ -61,8 +61,8 @@ class RowJobs {
   uint32_t begin_ = 0, end_ = 0;
 };
 
-// A warp's ring of tiles: of each the keys, then the values. They are in slots of 64 columns, in which the 16-byte
-// chunk c of row r is chunk c ^ r % 8, for ldmatrix. DIM: head_dim rounded up; the elements behind it are zeros.
+// A warp's ring of tiles, with the keys and then the values of each. They are in slots of 64 columns. For ldmatrix, the
+// 16-byte chunk c of row r is stored as chunk c ^ r % 8. DIM: head_dim rounded up; elements behind head_dim are zero.
 template <uint32_t DIM>
 struct RowRing {
   static constexpr uint32_t BYTES = 24 * 1024, ROW_BYTES = 64 * sizeof(__nv_bfloat16),
@@ -74,13 +74,14 @@ struct RowRing {
   DISTMK_FN static uint32_t offset(uint32_t tile) { return threadIdx.x / 32 * BYTES + tile * TILE_BYTES; }
 };
 
-// A warp's copies of its tiles, one after another through all jobs, COUNT - 1 ahead.
+// A warp's copies of its tiles, one after another through all jobs, COUNT - 1 tiles ahead.
 template <uint32_t DIM>
 class RowCopies {
  public:
   using Ring = RowRing<DIM>;
 
-  // Tiles of earlier iterations are copied before the task's inputs are there, others once they are.
+  // Starts the first copies. Tiles from earlier iterations are copied before the task's inputs are there, others
+  // afterwards.
   DISTMK_FN void begin(Context& context) {
     look_up();
 #pragma unroll 1
@@ -89,24 +90,25 @@ class RowCopies {
       copy_next();
     }
   }
-  // Of the warp's oldest tile that it has not asked for; the one before is no longer read. Copies one more.
+  // Waits for the warp's next tile and returns its address. Also starts one more copy, over the tile that was returned
+  // last.
   DISTMK_FN uint32_t await_tile() {
     await_copies<Ring::COUNT - 2>();
     __syncwarp();
     copy_next();
     return shared_address(shared().at<Overlay::ROW_RINGS>()) + free_offset();
   }
-  // Of what the next copy will overwrite, in the stages: the warp's latest tile.
+  // Offset in the stages of the place that the next copy overwrites, where the warp's latest tile lies.
   DISTMK_FN uint32_t free_offset() const { return Ring::offset(next_); }
 
  private:
   RowJobs job_;
-  uint32_t position_ = 0;  // of the tile to copy next, which is a tile of job_ if that has as many positions
-  uint32_t page_;          // of this lane's position
-  uint32_t next_ = 0;      // where it goes
+  uint32_t position_ = 0;  // position of the tile to copy next; behind job_.end(), there is none
+  uint32_t page_;          // page of this lane's position
+  uint32_t next_ = 0;      // its place in the ring
 
-  // Pages of two tiles are looked up together, by half a warp each: the next one, if it is not the second of two, and
-  // the one behind it in the job. Positions behind the last are looked up as the last.
+  // The pages of two tiles of a job are looked up together, each by half a warp. They are the next tile, if it is the
+  // first of two, and the warp's tile after it. Positions behind the last are looked up as the last.
   DISTMK_FN bool is_second() const { return (position_ - job_.begin()) / ROW_STRIDE % 2; }
   DISTMK_FN uint32_t own_position() const {
     const uint32_t first = is_second() ? position_ - ROW_STRIDE : position_, lane = threadIdx.x % 32;
@@ -114,7 +116,7 @@ class RowCopies {
   }
   // Whether the next tile has positions that this iteration appends.
   DISTMK_FN bool is_new() const { return position_ < job_.end() && position_ + ROW_TILE > job_.first_new(); }
-  // Of the next tile, while the copies before are on their way.
+  // Moves on to the next tile, and looks up its page while earlier copies are in flight.
   DISTMK_FN void look_up() {
     position_ += ROW_STRIDE;
     if (is_second() && position_ < job_.end()) return;
@@ -132,8 +134,8 @@ class RowCopies {
     next_ = next_ + 1 == Ring::COUNT ? 0 : next_ + 1;
     look_up();
   }
-  // Each lane has the same chunk of some rows. Positions behind the last are not read, but zeros: weights of 0 times
-  // NaN would be NaN.
+  // Each lane copies the same chunk of some rows. Positions behind the last are not read but become zeros, because a
+  // weight of 0 times NaN would be NaN.
   DISTMK_FN void copy() const {
     constexpr uint32_t CHUNKS = DIM / 8, ROWS_PER_PASS = 32 / CHUNKS;
     const AttentionJobsArgs& args = attention_plan().args;
@@ -165,7 +167,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
   using Tile::acc, Tile::lane, Tile::p, Tile::SCORES, Tile::softmax;
   uint32_t q[DIM / 16][4];
 
-  // There may be fewer queries than rows of a product; the others are zeros, of which nothing is kept.
+  // Loads the queries. A product has 16 rows; rows without a query are zero, and their results are dropped.
   DISTMK_FN void begin(const RowJobs& job) {
     const AttentionJobsArgs& args = attention_plan().args;
 #pragma unroll
@@ -203,7 +205,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
     }
     this->reduce_sums();
   }
-  // For combine_rows(). `offset`: in the stages.
+  // Leaves the partials for combine_rows(). `offset`: place of the accumulator in the stages.
   DISTMK_FN void leave(uint32_t num_queries, uint32_t offset) const {
     RowPartials& partials = attention_plan().partials;
     const uint32_t warp = threadIdx.x / 32;
@@ -219,7 +221,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
         *accumulated(offset, query, 4 * j + lane() % 4) = {acc[j][2 * i], acc[j][2 * i + 1]};
     }
   }
-  // A pair of columns of a query's accumulator, in other banks for each four queries.
+  // A pair of columns of a query's accumulator. The order of pairs varies with the query, against bank conflicts.
   DISTMK_FN static float2* accumulated(uint32_t offset, uint32_t query, uint32_t pair) {
     return reinterpret_cast<float2*>(shared().at<Overlay::ROW_RINGS>() + offset) + query * DIM / 2 +
            (pair ^ query % 8 * 4);
@@ -241,7 +243,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
   }
 };
 
-// The output of a job, from what all warps have left. By all threads, a pair of columns each.
+// Computes a job's output from the partials of all warps. All threads call it, and each takes pairs of columns.
 template <uint32_t DIM>
 DISTMK_FN void combine_rows(const RowJobs& job) {
   const AttentionJobsArgs& args = attention_plan().args;
@@ -268,7 +270,7 @@ DISTMK_FN void combine_rows(const RowJobs& job) {
   }
 }
 
-// All row jobs of this worker. By all consumers, which are done with the stages.
+// Runs all row jobs of this worker. All consumers call it, once they are done with the stages.
 template <uint32_t DIM>
 DISTMK_NOINLINE bool run_row_jobs() {
   Context context(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
@@ -284,7 +286,7 @@ DISTMK_NOINLINE bool run_row_jobs() {
       mark(Mark::PREPARED);
       if (!context.inputs_ready()) return end_copies(), false;
     }
-    if (found) warp.begin(job);  // the queries land while the job before is combined
+    if (found) warp.begin(job);  // the queries land while the previous job is combined
     if (!is_first) {
       if (!found) mark(Mark::LAST);
       barrier_sync<NUM_CONSUMERS>();
@@ -292,7 +294,7 @@ DISTMK_NOINLINE bool run_row_jobs() {
       if (!found) mark(Mark::STORED);
     }
     if (!found) return end_task_of_body(), true;
-    if (!is_first) barrier_sync<NUM_CONSUMERS>();  // the next copies overwrite what was combined
+    if (!is_first) barrier_sync<NUM_CONSUMERS>();  // the next copies overwrite the partials that were combined
     if (is_first && !attention_plan().has_block_jobs()) mark(Mark::INPUTS);
     warp.attend(job, copies, is_first);
     warp.leave(job.num_queries(), copies.free_offset());

@@ -1,6 +1,6 @@
-// A warp's part in a job of attention in jobs (attention_block.cuh): products on tensor cores and the online softmax
-// between them. Products of a warpgroup run beside its threads, so that a tile's softmax is worked out while the values
-// of the one before are multiplied, as in FlashAttention-3 (Shah et al., arXiv:2407.08608).
+// A warp's part in a block job of attention (attention_block.cuh): products on tensor cores, and the online softmax
+// between them. Products of a warpgroup run asynchronously, so a tile's softmax is computed while the previous tile's
+// values are multiplied, as in FlashAttention-3 (Shah et al., arXiv:2407.08608).
 #pragma once
 #include "device/jobs/kv_tiles.cuh"
 #include "device/jobs/query_tile.cuh"
@@ -9,17 +9,17 @@
 namespace distmk {
 namespace jobs {
 
-// Of large heads, the warps that share the columns multiply the same scores each.
+// Number of warps that share the output's columns. With large heads there are two, and each multiplies all scores.
 template <uint32_t DIM>
 constexpr uint32_t COLUMN_SHARES = DIM <= MAX_HEAD_DIM / 2 ? 1 : 2;
 
-// A warp's 16 queries over its ways of the tiles, and its share of the output's columns.
+// A warp's 16 queries, over its way's positions of each KV tile, and its share of the output's columns.
 template <uint32_t DIM, uint32_t KEYS>
 struct WarpAttention : QueryTile<DIM / COLUMN_SHARES<DIM>, KEYS> {
   static constexpr uint32_t SHARES = COLUMN_SHARES<DIM>, COLS = DIM / SHARES, WAYS = KV_ROWS / KEYS,
                             ROW_GROUPS = NUM_WARPS / WAYS / SHARES, JOB_QUERIES = ROW_GROUPS * QUERIES_PER_WARP;
   static_assert(WAYS == 1 || SHARES == 1, "");
-  // The four warps of a warpgroup have the same way, so that they multiply together.
+  // Whether the four warps of a warpgroup have the same way, so that they multiply together.
   static constexpr bool BY_WARPGROUPS = ROW_GROUPS >= 4;
   static constexpr uint32_t GROUP_QUERIES = (BY_WARPGROUPS ? 4 : 1) * QUERIES_PER_WARP;
   using Buffers = KvBuffers<DIM>;
@@ -29,7 +29,7 @@ struct WarpAttention : QueryTile<DIM / COLUMN_SHARES<DIM>, KEYS> {
 
   using Tile = QueryTile<COLS, KEYS>;
   using Tile::acc, Tile::lane, Tile::p, Tile::SCORES, Tile::softmax;
-  // Warpgroups read their queries from shared memory, as there are no registers for them.
+  // Warpgroups read their queries from shared memory, because no registers are left for them.
   uint32_t q[BY_WARPGROUPS ? 1 : DIM / 16][4];
 
   DISTMK_FN static uint32_t row_group() { return threadIdx.x / 32 % ROW_GROUPS; }
@@ -37,7 +37,7 @@ struct WarpAttention : QueryTile<DIM / COLUMN_SHARES<DIM>, KEYS> {
   DISTMK_FN static uint32_t share() { return SHARES == 1 ? 0 : threadIdx.x / 32 / ROW_GROUPS; }
   DISTMK_FN static uint32_t first_col() { return share() * COLS; }
 
-  // `query` gives the pointer to one of the lane's two queries.
+  // Loads the queries. query(i) returns the pointer to one of the lane's two queries.
   template <class Query>
   DISTMK_FN void begin(uint32_t head_dim, const Query& query) {
     this->clear();
@@ -55,8 +55,9 @@ struct WarpAttention : QueryTile<DIM / COLUMN_SHARES<DIM>, KEYS> {
     }
   }
 
-  // Starts S = Q K^T of a tile; and O += P V of another, if its weights are there. The lane's registers of both are in
-  // use until end_scores() and end_values(), which come in this order; in between, the thread may do something else.
+  // Start S = Q K^T of a tile, O += P V of a tile whose weights are there, or both. The lane's registers of a product
+  // are in use until end_scores() and end_values(), which are called in this order. In between, the thread may do other
+  // work.
   DISTMK_FN void begin_scores(uint32_t tile, float (&s)[SCORES]) {
 #pragma unroll
     for (float& score : s) score = 0.0f;
@@ -76,13 +77,13 @@ struct WarpAttention : QueryTile<DIM / COLUMN_SHARES<DIM>, KEYS> {
     begin_products();
     multiply_pv(tile);
   }
-  // PENDING: 1 if products with values run on.
+  // PENDING: 1 if products with values are still running.
   template <uint32_t PENDING>
   DISTMK_FN void end_scores(float (&s)[SCORES]) {
     if constexpr (BY_WARPGROUPS) tensor::await<KEYS, PENDING>();
     settle(s);
   }
-  // Behind what becomes `before`.
+  // Waits for the products with values, after the computation of `before`.
   template <uint32_t COUNT>
   DISTMK_FN void end_values(float (&before)[COUNT]) {
     settle(before);

@@ -1,10 +1,10 @@
-// How a product in jobs is divided: what the consumers of a worker multiply and its loader copies for them.
+// Divides a GEMM of a job iteration into jobs: what a worker's consumers multiply, and what its loader copies for them.
 //
-// Weights are the m dimension, in M tiles of up to M_TILE rows: as many for every slab as the largest one has, so that
-// the last ones of a smaller slab have fewer rows or none. Tokens are the n dimension, in tiles of 32 to 256. A product
-// is divided into columns of jobs, an N tile and a split of k each. Workers are dealt to the columns by turns, and
-// those of a column share its M tiles evenly, in jobs of up to JOB_TILES. So two workers side by side read the same
-// weights at the same time.
+// Weights are the m dimension, in M tiles of up to M_TILE rows. Every slab has as many M tiles as the largest, so the
+// last M tiles of a smaller slab have fewer rows or none. Tokens are the n dimension, in tiles of 32 to 256. The GEMM
+// is divided into columns of jobs; each column is an N tile and a split of k. Workers are dealt to the columns
+// round-robin, and the workers of a column share its M tiles evenly, in jobs of up to JOB_TILES. So neighbouring
+// workers read the same weights at the same time.
 #pragma once
 #include "runtime/context.h"
 #include "runtime/pointwise.h"
@@ -13,25 +13,25 @@
 namespace distmk {
 namespace jobs {
 
-constexpr uint32_t JOB_TILES = NUM_WARPS;  // an M tile a consumer warp
-constexpr uint32_t MAX_TOKENS = 256;       // of an N tile
+constexpr uint32_t JOB_TILES = NUM_WARPS;  // one M tile per consumer warp
+constexpr uint32_t MAX_TOKENS = 256;       // tokens of an N tile at most
 static_assert(MAX_BUCKET_ROWS % MAX_TOKENS == 0, "an N tile ends within the activations");
 
-// The rows of an M tile: `count` rows of a slab, from its row `first` on. The slab has `slab_rows` rows, of which the
-// first is row `slab_begin` of the matrix.
+// The rows of an M tile: `count` rows of a slab, from its row `first` on. The slab has `slab_rows` rows and begins at
+// row `slab_begin` of the matrix.
 struct TileRows {
   uint32_t slab_begin, slab_rows, first, count;
 };
 
 DISTMK_FN bool is_paired(const LinearJobsArgs& args) { return is_gated(static_cast<Epilogue>(args.epilogue)); }
 
-// Output features, of which gate and up have one for two rows.
+// Output features. A gated matrix has one feature for two rows, gate and up.
 struct FeatureRange {
   uint32_t begin, count;
 
   DISTMK_FN uint32_t end() const { return begin + count; }
 };
-// Of an M tile. The rows of gate are in its first half, those of up in its second half.
+// The features of an M tile. Gate rows are in its first half, up rows in its second half.
 DISTMK_FN FeatureRange features_of(const LinearJobsArgs& args, const TileRows& tile) {
   const uint32_t half = is_paired(args) ? 2 : 1;
   return {(tile.slab_begin + min(tile.first, tile.slab_rows)) / half, tile.count / half};
@@ -40,24 +40,24 @@ DISTMK_FN FeatureRange features_of(const LinearJobsArgs& args, const TileRows& t
 DISTMK_FN uint32_t tokens_of(const LinearJobsArgs& args, const Batch& batch) {
   return args.sampled ? batch.num_rows : batch.num_job_rows;
 }
-// Of an N tile, if weights do not matter.
+// Tokens of an N tile, without regard to the weights (see Division).
 DISTMK_FN uint32_t tile_tokens_of(uint32_t num_tokens) {
   return num_tokens <= 32 ? 32 : num_tokens <= 64 ? 64 : num_tokens <= 128 ? 128 : MAX_TOKENS;
 }
 
-// 64-column blocks of a split of k; all begin with a whole K tile.
+// The 64-column blocks of a split of k. Every split begins at a K tile.
 struct BlockRange {
   uint32_t begin, end;
 };
 
 struct Division {
-  uint32_t num_tokens;  // of the whole product
+  uint32_t num_tokens;  // tokens of the whole GEMM
   uint32_t tile_tokens, num_n_tiles;
   uint32_t tiles_per_slab, num_m_tiles;
-  uint32_t num_columns;  // of jobs
+  uint32_t num_columns;  // columns of jobs
 
-  // Among `num_workers`. Where each has few M tiles for its MAX_TOKENS tokens, it reads fewer bytes with twice as many
-  // M tiles for half as many tokens.
+  // Divides the GEMM among `num_workers`. If a worker has few M tiles for its MAX_TOKENS tokens, it reads fewer bytes
+  // with twice as many M tiles and half as many tokens.
   DISTMK_FN Division(const LinearJobsArgs& args, uint32_t all_tokens, uint32_t num_workers) : num_tokens(all_tokens) {
     const uint32_t num_others = args.num_slabs - args.num_reduced;
     const uint32_t most_pairs = (num_pairs(args) + num_others - 1) / num_others;
@@ -90,18 +90,18 @@ struct Division {
   }
 };
 
-// What the consumers multiply between two epilogues.
+// The unit of work that the consumers multiply between two epilogues.
 struct Job {
   uint32_t first_tile, num_tiles;    // M tiles
-  uint32_t first_token, num_tokens;  // of the N tile
+  uint32_t first_token, num_tokens;  // tokens of the N tile
   uint32_t split;
 };
 
-// With many tokens, jobs take as long as their activations need from the second-level cache: all have as few M tiles as
-// they can, which leaves more room for the activations (rings.cuh).
+// With many tokens, a job takes as long as its activations take from L2. All jobs then have as few M tiles as possible,
+// which leaves more room for activations (rings.cuh).
 DISTMK_FN constexpr bool splits_evenly(uint32_t tile_tokens) { return tile_tokens >= MAX_TOKENS / 2; }
 
-// The jobs of a worker, one after another. `instance`: the worker's number, `num_workers`: of those that take part.
+// Iterates over a worker's jobs. `instance`: the worker's number. `num_workers`: the number of workers that take part.
 class JobCursor {
  public:
   DISTMK_FN JobCursor(const Division& division, uint32_t instance, uint32_t num_workers) : division_(division) {
@@ -117,9 +117,9 @@ class JobCursor {
     const uint32_t num_tiles = end() - begin(), num_jobs = (num_tiles + JOB_TILES - 1) / JOB_TILES;
     job_tiles_ = splits_evenly(division.tile_tokens) && num_jobs ? (num_tiles + num_jobs - 1) / num_jobs : JOB_TILES;
   }
-  // M tiles of a job at most.
+  // The largest number of M tiles in a job.
   DISTMK_FN uint32_t job_tiles() const { return job_tiles_; }
-  // False: there is no other.
+  // Moves on to the next job. False: there is none.
   DISTMK_FN bool next(Job& job) {
     while (next_ == end()) {
       column_ += step_;
@@ -136,8 +136,8 @@ class JobCursor {
 
  private:
   const Division& division_;
-  uint32_t column_, step_;       // of jobs
-  uint32_t share_, num_shares_;  // of the column's M tiles
+  uint32_t column_, step_;       // columns of jobs
+  uint32_t share_, num_shares_;  // this worker's share of the column's M tiles
   uint32_t next_;                // M tile
   uint32_t job_tiles_;
 

@@ -1,5 +1,5 @@
-// Epilogue of a product in jobs: from a job's output in shared memory to global memory, a token a warp. The job's
-// output features are consecutive, though M tiles with fewer than 16 rows leave gaps between their rows.
+// Epilogue of a GEMM in jobs (linear_jobs.cuh): stores a job's output from shared to global memory, one token per warp.
+// The job's output features are consecutive, although M tiles with fewer than 16 rows leave gaps between their rows.
 #pragma once
 #include "device/jobs/mainloop.cuh"
 #include "device/linear/epilogue.cuh"
@@ -12,7 +12,8 @@ DISTMK_FN uint32_t num_features(const LinearJobsArgs& args) {
   return is_paired(args) ? args.num_rows / 2 : args.num_rows;
 }
 
-// A thread a row of a job, whose output begins `begin_bytes` behind that of the stages.
+// Fills the table of a job's output features, one row per thread. The output begins `begin_bytes` after the stages'
+// beginning.
 DISTMK_FN void write_features(const JobPlan& job, uint32_t begin_bytes, const float* bias, FeatureTable& table) {
   const uint32_t row = threadIdx.x, in_tile = row % M_TILE;
   if (row / M_TILE >= job.num_tiles) return;
@@ -29,8 +30,8 @@ DISTMK_FN void store_element(float* at, float v) { *at = v; }
 DISTMK_FN void store_pair(__nv_bfloat16* at, float a, float b) { *reinterpret_cast<uint32_t*>(at) = pack_bf16(a, b); }
 DISTMK_FN void store_pair(float* at, float a, float b) { *reinterpret_cast<float2*>(at) = {a, b}; }
 
-// Two features that a lane stores of its warp's tokens, side by side, from an even one on. What they are does not
-// depend on the token. The upper lanes read the second one first, so that lanes side by side meet in fewer banks.
+// Two adjacent features, the first one even, that a lane stores for all tokens of its warp. They do not depend on the
+// token. The upper half of the lanes reads the second feature first, which gives fewer bank conflicts.
 template <Epilogue EPILOGUE>
 class FeaturePair {
   static constexpr bool PAIRED = is_gated(EPILOGUE);
@@ -41,7 +42,7 @@ class FeaturePair {
     if constexpr (EPILOGUE == Epilogue::LOGITS) softcap_ = args.softcap;
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t index = f + (i ^ is_upper()) - features.begin;  // wraps around in front of the first one
+      const uint32_t index = f + (i ^ is_upper()) - features.begin;  // wraps around for features before the first
       known_[i] = index < features.count;
       const Feature& feature = table[known_[i] ? index : 0];
       const uint32_t swizzle = output_swizzle(threadIdx.x / 32);
@@ -49,7 +50,7 @@ class FeaturePair {
       if constexpr (PAIRED) up_row_[i] = feature.up_row ^ swizzle, up_bias_[i] = feature.up_bias;
     }
   }
-  // Zeros where there is no feature. The token is one of the warp's.
+  // The two values of one of the warp's tokens; zero for a feature that does not exist.
   DISTMK_FN float2 of(uint32_t token) const {
     const float first = value(token, 0), second = value(token, 1);
     return is_upper() ? float2{second, first} : float2{first, second};
@@ -73,18 +74,19 @@ class FeaturePair {
   }
 };
 
-// A warp has every NUM_WARPS-th token, all of which are swizzled alike, in the output as well as in activations, and
-// works on UNROLL of them at a time.
+// A warp takes every NUM_WARPS-th token and works on UNROLL of them at a time. All its tokens have the same swizzle, in
+// the output and in activations.
 constexpr uint32_t UNROLL = 4;
 static_assert(NUM_WARPS % 8 == 0 && 32 % (UNROLL * NUM_WARPS) == 0, "");
 
-// Tokens of the N tile.
+// A range of the N tile's tokens.
 struct TokenRange {
   uint32_t begin, end;
 };
 
-// Stores the features of a job, zeros up to `stored_end`. `at(token, f)`: where feature f of a token lies, features f
-// and f + 1 of an even f side by side; `step`: the elements from a token to the warp's next one.
+// Stores the features of a job, and zeros behind them up to `stored_end`. `at(token, f)`: address of feature f of a
+// token; features f and f + 1 of an even f are adjacent. `step`: distance in elements from a token to the warp's next
+// one.
 template <Epilogue EPILOGUE, class At>
 DISTMK_FN void store_features(const LinearJobsArgs& args, const FeatureTable& table, const FeatureRange& features,
                               uint32_t stored_end, const TokenRange& tokens, uint64_t step, const At& at) {
@@ -115,8 +117,8 @@ DISTMK_FN void store_features(const LinearJobsArgs& args, const FeatureTable& ta
   }
 }
 
-// To the slots of the rows' owners. Of an owner's memory that no pointer reaches nothing is stored: programs with such
-// ranks have no job iterations (distmk/lower/jobs.py).
+// Stores to the slots of the rows' owners. An owner that is not peer-mapped is skipped: programs with such ranks have
+// no job iterations (distmk/lower/jobs.py).
 DISTMK_FN void store_parts(const Context& context, const LinearJobsArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features, uint32_t num_tokens) {
   const uint32_t per_rank = rows_per_rank(num_tokens, context.num_ranks()), job_end = job.first_token + job.num_tokens;
@@ -128,20 +130,21 @@ DISTMK_FN void store_parts(const Context& context, const LinearJobsArgs& args, c
     const TokenRange owned{max(begin, job.first_token) - job.first_token,
                            min(begin + per_rank, job_end) - job.first_token};
     out += uint64_t{args.slot + job.split} * args.num_rows;
-    const int64_t first_row = int64_t{job.first_token} - begin;  // of the owner; in front of it if it has fewer
+    const int64_t first_row =
+        int64_t{job.first_token} - begin;  // relative to the owner's first row; negative if the job begins before it
     store_features<Epilogue::PARTS>(
         args, table, features, features.end(), owned, uint64_t{args.out_stride} * NUM_WARPS,
         [&](uint32_t token, uint32_t f) { return out + (first_row + token) * int64_t{args.out_stride} + f; });
   }
 }
 
-// The activations of gate and up.
+// Stores the activations of a gated matrix.
 template <Epilogue EPILOGUE>
 DISTMK_FN void store_gated(const Context& context, const LinearJobsArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features) {
   auto* out = context.at<__nv_bfloat16>(args.out);
   const uint32_t end = features.end();
-  // The last block of activations is filled up with zeros.
+  // The last block of activations is padded with zeros.
   const uint32_t stored_end = end < num_features(args)
                                   ? end
                                   : (end + ACTIVATION_BLOCK_COLS - 1) / ACTIVATION_BLOCK_COLS * ACTIVATION_BLOCK_COLS;
@@ -151,7 +154,7 @@ DISTMK_FN void store_gated(const Context& context, const LinearJobsArgs& args, c
                            });
 }
 
-// All tokens of a job.
+// Stores all tokens of a job.
 DISTMK_FN void store_job(const Context& context, const LinearJobsArgs& args, const JobPlan& job,
                          const FeatureTable& table, uint32_t num_tokens) {
   const TokenRange all{0, job.num_tokens};

@@ -1,4 +1,5 @@
-// KV tiles of attention in jobs in shared memory: where they are, and how all consumers copy them from the paged cache.
+// KV tiles of block jobs (attention_block.cuh): where they lie in shared memory, and how all consumers copy them from
+// the paged cache.
 #pragma once
 #include "device/core/bf16.cuh"
 #include "device/jobs/attention_plan.cuh"
@@ -6,9 +7,10 @@
 namespace distmk {
 namespace jobs {
 
-// DIM: head_dim rounded up to a size that the loops over a head know; the elements behind it are zeros.
-// There are COUNT buffers of keys and as many of values. A copy brings the keys of a tile and the values of the tile
-// LAG before it, and runs up to AHEAD tiles ahead: where there are few buffers, those of keys are free earlier.
+// The buffers of KV tiles: COUNT buffers of keys and COUNT of values. DIM: head_dim rounded up to a size that the loops
+// over a head support; elements behind head_dim are zero. One copy brings the keys of a tile and the values of the tile
+// LAG before it, and copies run up to AHEAD tiles ahead. With few buffers LAG is 1, because key buffers are free
+// earlier than value buffers.
 template <uint32_t DIM>
 struct KvBuffers {
   static constexpr uint32_t COUNT = DIM <= MAX_HEAD_DIM / 2 ? 4 : 2, LAG = COUNT == 2, AHEAD = COUNT - 1 + LAG;
@@ -21,7 +23,7 @@ struct KvBuffers {
     return shared_address(shared().at<Overlay::KV_BUFFERS>()) + tile % COUNT * 2 * TILE_BYTES;
   }
   DISTMK_FN static uint32_t v(uint32_t tile) { return k(tile) + TILE_BYTES; }
-  // Chunk c of row r of a tile: slots of 64 columns, in which the chunks of a row are permuted.
+  // Offset of a chunk of a tile's row. A tile is in slots of 64 columns, in which the chunks of a row are permuted.
   DISTMK_FN static uint32_t offset(uint32_t row, uint32_t chunk, uint32_t swizzle) {
     return chunk / 8 * SLOT_BYTES + row * ROW_BYTES + (chunk % 8 ^ swizzle) * 16;
   }
@@ -34,25 +36,26 @@ constexpr uint32_t PART_PAGES = 1024;
 #endif
 static_assert(PART_PAGES >= 2 * KV_ROWS, "a part has two tiles, however small pages are");
 
-// The cache row with which each page of a job's positions begins, of the job's KV head. There is room for the pages of
-// two parts of a job, which take turns: once the second of a part's tiles is copied the part behind it is looked up.
+// For each page of a job's positions, the cache row at which the page begins for the job's KV head. There is room for
+// the pages of two parts of a job, which alternate. When the second tile of a part is copied, the next part is looked
+// up.
 class PageRows {
  public:
   static_assert(2 * PART_PAGES * sizeof(uint32_t) <= overlay_bytes(Overlay::PAGES), "");
   const uint32_t num_keys;  // positions of the job
 
   DISTMK_FN explicit PageRows(uint32_t keys) : num_keys(keys) {}
-  // By all consumers, as the next function. The rows may be read after the next barrier.
+  // All consumers call this and the next function. The rows may be read after the next barrier.
   DISTMK_FN void look_up() const {
     look_up(0);
     look_up(1);
   }
-  // Before this thread copies `tile`, and while others copy that or the one before it.
+  // Called before this thread copies `tile`, while other threads copy that tile or the one before it.
   DISTMK_FN void look_up_ahead(uint32_t tile) const {
     const uint32_t part_tiles = PART_PAGES * attention_plan().args.page_size / KV_ROWS;
     if ((tile & (part_tiles - 1)) == 1 && tile > part_tiles) look_up((tile >> floor_log2(part_tiles)) + 1);
   }
-  // Of a position of the job.
+  // Cache row of a position of the job.
   DISTMK_FN uint32_t row(uint32_t position) const {
     const uint32_t page_size = attention_plan().args.page_size, at = attention_plan().job.first_position + position;
     return rows()[((at >> floor_log2(page_size)) - first_page()) % (2 * PART_PAGES)] + (at & (page_size - 1));
@@ -78,9 +81,9 @@ class PageRows {
   }
 };
 
-// What a warp copies of each KV tile: some rows, a chunk of 16 bytes a lane. In shared memory chunk c of row r is chunk
-// c ^ r % 8, so that ldmatrix meets no bank twice; the caches have a swizzle of their own. What follows from the
-// arguments is worked out where it is used, as there are no registers to keep it in.
+// A warp's copies: some rows of each KV tile, one 16-byte chunk per lane. In shared memory, chunk c of row r is stored
+// as chunk c ^ r % 8, so that ldmatrix has no bank conflicts. The caches have another swizzle. Values derived from the
+// arguments are computed where they are used, because no registers are left to keep them in.
 template <uint32_t DIM>
 class KvLoader {
  public:
@@ -88,8 +91,8 @@ class KvLoader {
   const PageRows pages;
 
   DISTMK_FN explicit KvLoader(uint32_t num_keys) : pages(num_keys) {}
-  // The keys of `tile` and the values of the one LAG before, once their pages are looked up. Positions from num_keys
-  // on are zeros: weights of 0 times NaN would be NaN. So are those of tile -1.
+  // Copies the keys of `tile` and the values of the tile LAG before it, whose pages have been looked up. Positions from
+  // num_keys on, and all of tile -1, become zeros, because a weight of 0 times NaN would be NaN.
   DISTMK_FN void copy(uint32_t tile) const {
     const AttentionJobsArgs& args = attention_plan().args;
     if (tile * KV_ROWS < pages.num_keys + Buffers::LAG * KV_ROWS) {
@@ -106,11 +109,11 @@ class KvLoader {
 
  private:
   DISTMK_FN static uint32_t chunk() { return opaque(threadIdx.x) % Buffers::CHUNKS; }
-  // Of the tile: this lane's first.
+  // This lane's first row of the tile.
   DISTMK_FN static uint32_t first_row() {
     return opaque(threadIdx.x) / 32 * Buffers::WARP_ROWS + opaque(threadIdx.x) % 32 / Buffers::CHUNKS;
   }
-  // To `to`. All of the warp's rows are in one page, and are swizzled there.
+  // Copies to `to`. All of the warp's rows are in one page and are swizzled there.
   DISTMK_FN void copy_of_page(uint64_t cache, uint32_t tile, uint32_t to) const {
     const uint32_t position = tile * KV_ROWS + first_row();
     const auto* from = at_operand<__nv_bfloat16>(cache) + uint64_t{pages.row(position)} * DIM + 8 * chunk();
@@ -132,7 +135,7 @@ class KvLoader {
   }
 };
 
-// The chunks behind head_dim in all buffers.
+// Zeroes the chunks behind head_dim in all buffers.
 template <uint32_t DIM>
 DISTMK_FN void zero_padding(uint32_t head_dim) {
   using Buffers = KvBuffers<DIM>;

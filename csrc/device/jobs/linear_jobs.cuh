@@ -1,6 +1,7 @@
-// Linear layers of a job iteration: out[n, m] = epilogue(sum over k of W[m, k] X[n, k]), all rows m of a matrix
-// against up to MAX_BUCKET_ROWS tokens n. Composes the division into jobs (division.cuh), the rings that the loader
-// fills (rings.cuh, loader.cuh), the mainloop (mainloop.cuh) and the epilogue (epilogue.cuh).
+// The linear_jobs task, a GEMM of a job iteration (one with more than 16 rows): out[n, m] = epilogue(sum over k of W[m,
+// k] X[n, k]). It takes all rows m of a matrix and up to MAX_BUCKET_ROWS tokens n. It composes the division into jobs
+// (division.cuh), the rings that the loader fills (rings.cuh, loader.cuh), the mainloop (mainloop.cuh) and the epilogue
+// (epilogue.cuh).
 #pragma once
 #include "device/core/end_task.cuh"
 #include "device/jobs/epilogue.cuh"
@@ -9,9 +10,9 @@
 namespace distmk {
 namespace jobs {
 
-// This worker's jobs with N tiles of N tokens, as the loader plans them. Returns whether the inputs were there. A
-// function by itself, and one that calls nothing: else the compiler would have every product of tensor cores waited
-// for. What it knows is in shared memory, as the stack is far away.
+// Runs this worker's jobs, with N tiles of N tokens, as the loader plans them. Returns whether the inputs were there.
+// This is a function of its own that calls nothing: otherwise the compiler would wait for every tensor-core product at
+// once. Its state is in shared memory, because the stack is far away.
 template <uint32_t N>
 DISTMK_NOINLINE bool run_jobs() {
   Context context(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
@@ -36,7 +37,7 @@ DISTMK_NOINLINE bool run_jobs() {
     mark(Mark::MET);
     phases = WeightPosition::phases_after(phases, rings().num_tiles, job.num_tiles, num_k_tiles(job.num_blocks));
     b.skip(rings().num_slots, job.num_blocks);
-    fence_copies_to_shared();  // a ring may be filled over what was written; no store to global memory is on its way
+    fence_copies_to_shared();  // bulk copies may fill a ring over the output; no store to global memory is outstanding
     barrier_sync<NUM_CONSUMERS>();
     store_job(context, args, job, table, rings().num_tokens);
     mark(Mark::STORED);

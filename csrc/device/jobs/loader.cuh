@@ -1,13 +1,14 @@
-// The loader's part of a product in jobs: the copies of all jobs of its worker, in the order in which the consumers use
-// them. Weights are copied once the consumers have entered the task, as all tasks before are then done on this worker;
-// activations, which other workers write during the iteration, once the task is ready.
+// The loader's part in a GEMM in jobs (linear_jobs.cuh): plans all jobs of its worker, and copies their operands into
+// the rings in the order of their use. Weights are copied once the consumers have entered the task, because all earlier
+// tasks of this worker are then done. Activations, which other workers write during the iteration, are copied once the
+// task is ready.
 #pragma once
 #include "device/jobs/rings.cuh"
 
 namespace distmk {
 namespace jobs {
 
-// Where the tile of some M tile in a K tile begins in the packed weights, and its bytes (distmk/formats/tiles.py).
+// Address and size of an M tile's part in a K tile of the packed weights (distmk/formats/tiles.py).
 class PackedTile {
  public:
   DISTMK_FN PackedTile(const char* weight, const LinearJobsArgs& args, const TileRows& rows)
@@ -31,10 +32,10 @@ class PackedTile {
  private:
   const char* slab_;
   uint32_t pitch_, num_rows_;
-  uint32_t block_first_, block_rows_, row_in_block_;  // of the M block
+  uint32_t block_first_, block_rows_, row_in_block_;  // the M block that holds the tile, and the tile's first row in it
 };
 
-// The M tile of a job that this lane copies, perhaps one without rows.
+// The M tile of a job that this lane copies. It may have no rows.
 DISTMK_FN TileRows tile_of_lane(const LinearJobsArgs& args, const Division& division, const Job& job) {
   const uint32_t lane = threadIdx.x % 32;
   TileRows rows = division.tile_rows(args, job.first_tile + min(lane, job.num_tiles - 1));
@@ -45,7 +46,7 @@ DISTMK_FN PackedTile packed_tile(const RankState& state, const LinearJobsArgs& a
   return {reinterpret_cast<const char*>(state.address(args.weight)), args, rows};
 }
 
-// Tells the consumers of a job, `round` of which came before. By all lanes; `rows` are those of a lane's M tile.
+// Publishes the plan of job number `round` to the consumers. All lanes call it, each with the rows of its M tile.
 DISTMK_FN void plan_job(const Team& lanes, const LinearJobsArgs& args, const Job& job, const TileRows& rows,
                         uint32_t round) {
   JobPlan& plan = plan_of(round);
@@ -69,10 +70,13 @@ DISTMK_FN void plan_end(const Team& lanes, uint32_t round) {
   warp_arrive(&plan.planned);
 }
 
-// The producer of the rings: a lane an M tile of the job, and a lane a slot of activations. Both rings are filled as
-// they have room, whatever the other one waits for; the M tiles of a K tile at once, a slot at a time. Of MAX_TOKENS,
-// whose two slots are filled just in time, the A ring is looked at in every eighth turn: barriers of eight M tiles take
-// long to test, and there is time for that while the four blocks of a K tile are multiplied.
+// The producer of the rings. One lane copies each M tile of a job, and one lane each slot of activations. Each ring is
+// filled as it has room, whatever the other one waits for: all M tiles of a K tile at once, activations one slot at a
+// time.
+//
+// With MAX_TOKENS, the B ring has two slots, which are filled just in time. The A ring is then polled only in every
+// eighth pass of the loop. Testing the barriers of eight M tiles takes long, and there is time for it while the four
+// blocks of a K tile are multiplied.
 class RingFiller {
   static constexpr uint32_t FIRST_B_LANE = JOB_TILES;
   static_assert(FIRST_B_LANE + MAX_B_SLOTS <= 32, "");
@@ -90,17 +94,17 @@ class RingFiller {
         output_is_over_b_(output_begin(tile_tokens) + output_bytes(tile_tokens) > sizes.a_bytes() &&
                           output_begin(tile_tokens) < sizes.a_bytes() + sizes.num_slots * slot_bytes_) {}
 
-  // For job `round`. False: the task will not run, and what was copied has landed.
+  // Fills the rings for job number `round`. False: the task will not run, and all copies have landed.
   DISTMK_FN bool fill(const Job& job, const PackedTile& tile, uint32_t round) {
     const BlockRange blocks = Division::blocks_of(args_, job.split);
     const bool has_tile = lanes_.index < job.num_tiles;
     const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE, num_blocks = blocks.end - blocks.begin;
     const uint32_t num_tiles = num_k_tiles(num_blocks);
-    const uint32_t slot = lanes_.index - FIRST_B_LANE;  // wraps around for lanes without one
+    const uint32_t slot = lanes_.index - FIRST_B_LANE;  // wraps around for lanes without a slot
     WeightPosition at(phases_, sizes_.num_tiles, job.num_tiles, has_tile ? lanes_.index : 0);
     uint32_t next_tile = 0, block = num_blocks;
     if (slot < sizes_.num_slots) block = (slot + sizes_.num_slots - b_slot_) % sizes_.num_slots;
-    bool is_stored = !round;  // the output of the last job, which may lie over a ring, has been read
+    bool is_stored = !round;  // the last job's output, which may lie over a ring, has been read
 #pragma unroll 1
     for (uint32_t turn = 0; next_tile < num_tiles || !lanes_.all(block >= num_blocks); ++turn) {
       if (!is_stored) is_stored = lanes_.all(barrier_test(&plan_of(round - 1).stored, plan_parity(round - 1)));
@@ -133,17 +137,17 @@ class RingFiller {
   const RingSizes sizes_;
   const bool output_is_over_a_, output_is_over_b_;
   bool has_inputs_ = false;
-  uint32_t phases_ = 0;   // of the A ring
-  uint32_t b_slot_ = 0;   // of the job's first block
-  uint32_t b_phase_ = 0;  // of this lane's slot
+  uint32_t phases_ = 0;   // parities of the A ring's places
+  uint32_t b_slot_ = 0;   // slot of the job's first block
+  uint32_t b_phase_ = 0;  // parity of this lane's slot
 
-  // Asks whether the inputs are there. False: they will not be.
+  // Checks whether the inputs are there. False: they never will be.
   DISTMK_FN bool look_for_inputs() {
     has_inputs_ = lanes_.all(barrier_test(&rings().ready, 0));
     if (has_inputs_) fence_copies();  // other workers stored them
     return has_inputs_ || lanes_.all(!shared().pipeline.leave.get());
   }
-  // The weights of the job's first `count` K tiles.
+  // Waits until the weights of the job's first `count` K tiles have landed.
   DISTMK_FN void await_landed(uint32_t num_tiles, uint32_t count) const {
     WeightPosition at(phases_, sizes_.num_tiles, num_tiles, lanes_.index);
     for (; count; --count, at.advance()) barrier_wait(&rings().a_full[at.place()], at.parity());
@@ -164,7 +168,7 @@ class RingFiller {
   }
 };
 
-// While the tasks before still run: the weights with which this worker begins. They are then in the second-level cache.
+// Prefetches into L2 the weights with which this worker begins, while earlier tasks still run.
 DISTMK_FN void prefetch_weights(const LinearJobsArgs& args, const Job& job, const PackedTile& tile,
                                 uint32_t num_tiles) {
   if (threadIdx.x % 32 >= JOB_TILES) return;
@@ -176,20 +180,20 @@ DISTMK_FN void prefetch_weights(const LinearJobsArgs& args, const Job& job, cons
     prefetch_bulk(tile.begin(k_tile), tile.num_bytes(k_tile));
   }
 }
-// M tiles. Few tokens are multiplied sooner than the weights arrive.
+// Number of M tiles to prefetch. Few tokens need more, because they are multiplied faster than weights arrive.
 DISTMK_FN constexpr uint32_t num_prefetched(uint32_t tile_tokens) {
   return tile_tokens < MAX_TOKENS ? 20 : MAX_A_TILES;
 }
 
-// What the jobs of a worker follow from.
+// The values that determine a worker's jobs, beside the task's arguments.
 struct Instance {
   uint32_t number, num_tokens;
 
   DISTMK_FN bool operator==(const Instance& o) const { return number == o.number && num_tokens == o.num_tokens; }
 };
 
-// Before the iteration has begun its batch may still be that of another one, or be written meanwhile; then this is a
-// guess, the same in all lanes.
+// The values as the loader finds them early. Before the iteration begins, its batch may still be another one's, or be
+// written at this moment. The result is then only a guess, but the same in all lanes.
 DISTMK_FN Instance guess_instance(const RankState& state, const Team& lanes, const TaskDesc& task) {
   const auto& args = *reinterpret_cast<const LinearJobsArgs*>(task.args);
   const uint32_t num_workers = state.program->num_workers;
@@ -201,19 +205,20 @@ DISTMK_FN Instance guess_instance(const RankState& state, const Team& lanes, con
           num_tokens && num_tokens <= most ? num_tokens : most};
 }
 
-// By all lanes. False: the worker has left.
+// All lanes call it. False: the worker has left.
 DISTMK_FN bool await_consumers(const Team& lanes, uint64_t& barrier, uint32_t parity) {
   while (!lanes.all(barrier_try_wait(&barrier, parity)))
     if (!lanes.all(!shared().pipeline.leave.get())) return false;
   return true;
 }
 
-// The producer of a task's rings. `number` of such tasks came before. False: the worker has left. A task that is ready
-// needs nothing more than these copies, so it is not left midway.
+// Streams the operands of one GEMM. `number`: how many GEMMs came before it. False: the worker has left. A task that is
+// ready waits for nothing but these copies, so they are not abandoned midway.
 DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, const TaskDesc& task, uint32_t number) {
   const auto& args = *reinterpret_cast<const LinearJobsArgs*>(task.args);
   Instance instance = guess_instance(state, lanes, task);
-  // Where the copies begin takes long to compute, so that is done before. If the guess was wrong, once more.
+  // Computing where the copies begin takes long, so it is done from a guess before the consumers enter the task. If the
+  // guess was wrong, it is done again.
 #pragma unroll 1
   for (bool told = false;;) {
     const Division division(args, instance.num_tokens, state.program->num_workers);
@@ -229,7 +234,7 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
       lanes.sync();
       if (!await_consumers(lanes, shared().product_entered, number % 2)) return false;
       told = true;
-      fence_copies();  // the rings' memory was used by the tasks before
+      fence_copies();  // earlier tasks used the rings' memory
       const Instance entered{rings().instance, rings().num_tokens};
       if (!(instance == entered)) {
         instance = entered;
@@ -253,9 +258,9 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
   }
 }
 
-// The loader's part in products.
+// The loader's hook for these GEMMs (core/loader.cuh).
 struct InputStream {
-  uint32_t num_products = 0;  // so far
+  uint32_t num_products = 0;  // GEMMs so far
 
   DISTMK_FN static bool is_told_of(const TaskDesc& task) {
     return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::LINEAR_JOBS);

@@ -1,7 +1,7 @@
-// Mainloop of a product in jobs: C[m, n] = sum over k of W[m, k] X[n, k], W and X in bf16, C in float32. The eight
-// consumer warps are two warpgroups of 64 weight rows, an M tile of 16 rows a warp, times all tokens of the N tile.
-// Weights go from the A ring to registers, as the packed order gives a lane its fragments of two k16 steps at once;
-// activations are read from the B ring by the tensor cores.
+// Mainloop of a GEMM in jobs (linear_jobs.cuh): C[m, n] = sum over k of W[m, k] X[n, k], with W and X in bf16 and C in
+// float32. The eight consumer warps are two warpgroups of 64 weight rows. Each warp multiplies an M tile of 16 rows by
+// all tokens of the N tile. Weights go from the A ring to registers, because the packed order gives a lane its
+// fragments of two k16 steps at once. Tensor cores read activations straight from the B ring.
 #pragma once
 #include "device/core/marks.cuh"
 #include "device/jobs/rings.cuh"
@@ -13,24 +13,24 @@ namespace jobs {
 constexpr uint32_t STEP_K = 32;  // columns of a pair of k16 steps
 static_assert(ACTIVATION_BLOCK_COLS == 2 * STEP_K, "two pairs of steps a block");
 
-// The row of the M tile in which this lane holds the fragment's row g, g its group of four lanes; row g + 8 lies 8 rows
-// below. Two groups that read together differ in the swizzle's highest bit, so that they meet in no bank.
+// The row of the M tile that is row g of this lane's fragment, where g is the lane's group of four. Row g + 8 is 8 rows
+// further down. With this order, two groups that read together differ in the swizzle's highest bit and share no bank.
 DISTMK_FN uint32_t fragment_row(uint32_t lane) { return lane / 8 + lane / 4 % 2 * 4; }
 
-// This lane's weights in STEP_K columns, as they are packed: of a row and of the one 8 rows below.
+// This lane's packed weights in STEP_K columns, from a row and from the row 8 rows further down.
 struct PackedWeights {
   uint4 upper, lower;
 };
 
-// This lane's way through the A ring. A warp without an M tile multiplies what it finds in memory that nothing is
-// written to.
+// This lane's read position in the A ring. A warp without an M tile multiplies whatever is in NO_WEIGHTS, a region that
+// nobody writes.
 class WeightReader {
  public:
   DISTMK_FN WeightReader(uint32_t phases, uint32_t num_tiles, uint32_t tile)
       : at_(phases, rings().num_tiles, num_tiles, tile), has_tile_(tile < num_tiles) {}
 
-  // Waits for the next K tile, of `num_blocks` blocks of ACTIVATION_BLOCK_COLS columns, and begins with block `first`
-  // of them.
+  // Waits for the next K tile, which has `num_blocks` blocks of ACTIVATION_BLOCK_COLS columns, and begins at block
+  // `first`.
   DISTMK_FN void open(uint32_t num_blocks, uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, row = fragment_row(lane), pitch = num_blocks * ACTIVATION_BLOCK_COLS * 2;
     await();
@@ -39,9 +39,9 @@ class WeightReader {
     next_ = tile + row * pitch + (lane ^ row) % 4 * 16 + row / 4 * 64 + first * ACTIVATION_BLOCK_COLS * 2;
     below_ = 8 * pitch;
   }
-  // Blocks are read half by half, in the order of k; in rows 4 to 7 the second half comes first.
+  // Blocks are read by halves, in the order of k. In rows 4 to 7, the swizzle puts the second half first.
   DISTMK_FN PackedWeights load_first_half() const { return {load_shared(next_), load_shared(next_ + below_)}; }
-  // Then it is on to the block `step` blocks further.
+  // Also moves on by `step` blocks.
   DISTMK_FN PackedWeights load_second_half(uint32_t step) {
     const uint32_t at = next_ ^ 64;
     next_ += step * ACTIVATION_BLOCK_COLS * 2;
@@ -74,9 +74,9 @@ DISTMK_FN void multiply_half(float (&acc)[N / 2], const PackedWeights& w, uint32
   tensor::commit<N>();
 }
 
-// While half a block is multiplied, the next half's weights are loaded. Then a warpgroup waits for its products, so
-// that their registers can be used again; those of the other warpgroup keep the tensor cores busy. SHARED: the
-// warpgroups have the same M tiles, and each multiplies every other block.
+// While half a block is multiplied, the next half's weights are loaded. Then the warpgroup waits for its products, so
+// that their registers are free again. The other warpgroup's products keep the tensor cores busy meanwhile. SHARED:
+// both warpgroups have the same M tiles, and each multiplies every other block.
 template <uint32_t N, bool SHARED>
 DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t num_tiles, uint32_t phases, SlotPosition b,
                                uint32_t num_blocks) {
@@ -116,14 +116,14 @@ DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t num_tiles, uint32_t
 }
 static_assert(NUM_GROUPS == 2 && BLOCKS_PER_TILE % NUM_GROUPS == 0, "");
 
-// The output of a job: float32 [N tokens][OUTPUT_ROWS], rows swizzled by the token so that neither writing nor reading
-// it has bank conflicts.
+// The output of a job: float32 [N tokens][OUTPUT_ROWS]. Rows are swizzled by the token, so that neither writing nor
+// reading the output has bank conflicts.
 DISTMK_FN uint32_t output_swizzle(uint32_t token) { return token / 2 % 4 * 8; }
 DISTMK_FN float* output_of(uint32_t token) {
   return shared().at<Overlay::PRODUCT_RINGS, float>() + token * OUTPUT_ROWS;
 }
 
-// visit(sum, element of the output) for all of this lane's sums, as those of M tile `tile`.
+// Calls visit(sum, element of the output) for each of this lane's sums, as sums of M tile `tile`.
 template <uint32_t N, class Visit>
 DISTMK_FN void visit_output(float (&acc)[N / 2], uint32_t tile, const Visit& visit) {
   const uint32_t lane = threadIdx.x % 32, token = lane % 4 * 2;
@@ -138,9 +138,9 @@ DISTMK_FN void visit_output(float (&acc)[N / 2], uint32_t tile, const Visit& vis
   }
 }
 
-// A job of `num_tiles` M tiles and `num_blocks` blocks of columns. `phases`: of the A ring; `b`: of the job's first
-// block. Leaves the output in shared memory. M tiles that one warpgroup can multiply are
-// shared by both: the second one's sums are added to the first one's.
+// Multiplies a job of `num_tiles` M tiles and `num_blocks` blocks of columns, and leaves its output in shared memory.
+// `phases`: parities of the A ring. `b`: the slot of the job's first block. If one warpgroup can hold all M tiles, both
+// share them, and the second one's sums are added to the first one's.
 template <uint32_t N>
 DISTMK_FN void multiply_job(uint32_t num_tiles, uint32_t phases, const SlotPosition& b, uint32_t num_blocks) {
   const bool is_shared = num_tiles <= GROUP_WARPS;

@@ -1,4 +1,5 @@
-// A warp's tile of 16 queries of attention in jobs: the online softmax of their scores, and their output so far.
+// A warp's tile of 16 queries, for block jobs and row jobs of attention: the online softmax of their scores, and their
+// output so far.
 #pragma once
 #include "device/attention/lse.cuh"
 #include "device/core/bf16.cuh"
@@ -9,14 +10,15 @@ namespace jobs {
 
 constexpr uint32_t QUERIES_PER_WARP = 16;
 
-// Scores of KEYS positions at once, COLS columns of the output. Lane 4 g + t has queries g and g + 8, and of each t's
-// columns of every eight (see `multiply`).
+// Takes the scores of KEYS positions at once, and has COLS columns of the output. Lane 4 g + t has queries g and g + 8.
+// Its columns, among every eight, are the ones that `multiply` gives to t.
 template <uint32_t COLS, uint32_t KEYS>
 struct QueryTile {
-  static constexpr uint32_t SCORES = KEYS / 2;  // of a lane: c registers of eight positions after each other
+  static constexpr uint32_t SCORES =
+      KEYS / 2;  // scores per lane: c registers of one group of eight positions after another
   uint32_t p[KEYS / 16][4];
   float acc[COLS / 8][4];
-  LogSumExp<Base2> softmax[2];  // the sum is of this lane's positions until reduce_sums()
+  LogSumExp<Base2> softmax[2];  // the sum covers only this lane's positions until reduce_sums()
 
   DISTMK_FN static uint32_t lane() { return threadIdx.x % 32; }
 
@@ -26,15 +28,15 @@ struct QueryTile {
     softmax[0] = softmax[1] = {};
   }
 
-  // Scores by `scale`, which has log2(e), and varied.
+  // Multiplies the scores by `scale`, which includes log2(e), and applies the score variant.
   DISTMK_FN static void vary(float (&s)[SCORES], float scale, ScoreArgs args) {
 #pragma unroll
     for (uint32_t i = 0; i < SCORES; ++i) s[i] = vary_score<Base2>(s[i] * scale, args);
   }
-  // Position of a lane's score i of those from position `first` on.
+  // Position of a lane's score i, for scores that begin at position `first`.
   DISTMK_FN static uint32_t position(uint32_t first, uint32_t i) { return first + lane() % 4 * 2 + i / 4 * 8 + i % 2; }
-  // The lane's queries see the `window` positions before end[i]. The positions from `first` on may be among them or
-  // not.
+  // A query sees the `window` positions before its end[i]. mask_from() hides the positions behind them, mask_before()
+  // the positions in front of them. `first`: position of the first score.
   DISTMK_FN static void mask_from(uint32_t first, const uint32_t (&end)[2], float (&s)[SCORES]) {
 #pragma unroll
     for (uint32_t i = 0; i < SCORES; ++i)
@@ -45,8 +47,8 @@ struct QueryTile {
     for (uint32_t i = 0; i < SCORES; ++i)
       if (position(first, i) + window < end[i % 4 / 2]) s[i] = -INFINITY;
   }
-  // Online softmax: scores become weights. The accumulator is then to be rescaled by `factor`.
-  // `scale`: of scores, times log2(e).
+  // Online softmax step: turns scores into weights. The caller must then rescale the accumulator by `factor`. `scale`:
+  // the scale of scores times log2(e).
   DISTMK_FN void weigh(float (&s)[SCORES], float scale, float (&factor)[2]) {
     float minus_max[2];
 #pragma unroll
@@ -63,7 +65,7 @@ struct QueryTile {
       softmax[i % 4 / 2].sum += s[i];
     }
   }
-  // Weights as A fragments.
+  // Keeps the weights as A fragments.
   DISTMK_FN void keep_weights(const float (&s)[SCORES]) {
 #pragma unroll
     for (uint32_t k = 0; k < KEYS / 16; ++k)
@@ -71,7 +73,7 @@ struct QueryTile {
       for (uint32_t i = 0; i < 4; ++i) p[k][i] = pack_bf16(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
   }
   DISTMK_FN void rescale(const float (&factor)[2]) {
-    if (__all_sync(~0u, factor[0] == 1.0f && factor[1] == 1.0f)) return;  // as no maximum has changed
+    if (__all_sync(~0u, factor[0] == 1.0f && factor[1] == 1.0f)) return;  // no maximum has changed
 #pragma unroll
     for (uint32_t i = 0; i < COLS / 8; ++i) {
       acc[i][0] *= factor[0];

@@ -1,4 +1,5 @@
-// Row by row in a job iteration: the embedding, and sums into the residual stream.
+// The tasks that go through a job iteration row by row: embed_rows and reduce_rows. reduce_rows sums GEMM outputs into
+// the residual stream (a reduce-scatter), normalizes the rows, and writes them to every rank (an all-gather).
 #pragma once
 #include "device/attention/lse.cuh"
 #include "device/core/marks.cuh"
@@ -9,10 +10,11 @@
 namespace distmk {
 namespace jobs {
 
-constexpr uint32_t ITEMS_IN_FLIGHT = 4;  // loads of a thread
-constexpr uint32_t SUMMED_ROWS = 32;     // at once, if they fit in shared memory
+constexpr uint32_t ITEMS_IN_FLIGHT = 4;  // loads in flight per thread
+constexpr uint32_t SUMMED_ROWS = 32;     // rows at once, if they fit in shared memory
 
-// A part of a table's row, as it is loaded and as it is stored.
+// A part of a row of the embedding table: loads bf16, stores float32. EmbeddedElement is the version for rows that are
+// not aligned.
 struct EmbeddedChunk {
   static constexpr uint32_t COLS = 8;
   uint4 raw;
@@ -35,7 +37,7 @@ struct EmbeddedElement {
   DISTMK_FN void store(float* to) const { *to = value; }
 };
 
-// All rows of a worker together, so that many loads are in flight.
+// Embeds all rows of a worker together, so that many loads are in flight.
 template <class Chunk>
 DISTMK_FN void embed_rows(const Context& context, const EmbedRowsArgs& args, const OwnRows& rows, uint32_t num_rows) {
   const int32_t* tokens = job_batch(context, args.batch).tokens;
@@ -64,8 +66,8 @@ DISTMK_FN void embed_rows(const Context& context, const EmbedRowsArgs& args, con
   }
 }
 
-// x (+)= sum of the parts, float4 (or float) by float4; what is summed stays in shared memory until the row's sum of
-// squares is known. POST_NORM: x (+)= sum / rms(sum) * weight, which takes another turn of the same kind.
+// x (+)= sum of the parts, one Vector (float4 or float) at a time. Sums stay in shared memory until the row's sum of
+// squares is known. POST_NORM: x (+)= sum / rms(sum) * weight, which takes a second pass of the same kind.
 template <class Vector, bool POST_NORM>
 class RowSums {
  public:
@@ -74,7 +76,7 @@ class RowSums {
   DISTMK_FN RowSums(const Context& context, const ReduceRowsArgs& args, const OwnRows& rows, uint32_t first_row)
       : context_(context), args_(args), rows_(rows), first_row_(first_row) {}
 
-  // Rows `first` to `end` of the worker's. Other warps' sums of squares are there after the next team.sync().
+  // Sums up the worker's rows `first` to `end`. Other warps' sums of squares are visible after the next team.sync().
   DISTMK_FN void add_up(uint32_t first, uint32_t end) const {
     for (uint32_t i = first; i < end; ++i) {
       float squares = 0.0f;
@@ -83,8 +85,8 @@ class RowSums {
       keep_squares(squares, i - first);
     }
   }
-  // POST_NORM: the sums to x, which takes their place. All warps have read the sums' squares after the next
-  // team.sync().
+  // POST_NORM: adds the normalized sums to x, and the new x takes their place in shared memory. After the next
+  // team.sync(), all warps have read the sums' squares.
   DISTMK_FN void add_normalized(uint32_t first, uint32_t end) const {
     const auto* weight = context_.at<float>(args_.post_norm);
     for (uint32_t i = first; i < end; ++i) {
@@ -116,7 +118,7 @@ class RowSums {
   uint32_t first_row_;
 
   DISTMK_FN float* sums_at(uint32_t i) const { return shared().at<Overlay::SUMS, float>() + i * args_.k; }
-  // Of the sums of row i of SUMMED_ROWS, and behind those, of what POST_NORM makes of them.
+  // Each warp's sum of squares of row i. Rows from SUMMED_ROWS on are the results of POST_NORM.
   DISTMK_FN static float* squares_at(uint32_t i) { return shared().at<Overlay::SQUARES, float>() + i * NUM_WARPS; }
   DISTMK_FN static void keep_squares(float squares, uint32_t i) {
     squares = attention::warp_sum(squares);
@@ -128,11 +130,11 @@ class RowSums {
     return distmk::over_rms(squares, args_.k, args_.eps);
   }
 
-  // Columns col, col + STEP, ... of ITEMS_IN_FLIGHT; returns their squares.
+  // Sums up ITEMS_IN_FLIGHT columns: col, col + STEP, and so on. Returns the sum of their squares.
   DISTMK_FN float add_up_cols(uint32_t row, uint32_t in_group, uint32_t col) const {
     float* x = context_.at<float>(args_.x) + uint64_t{row} * args_.k;
     const float* parts = context_.at<float>(args_.parts) + uint64_t{row} * args_.parts_stride;
-    uint32_t cols[ITEMS_IN_FLIGHT];  // beyond the last: the last again
+    uint32_t cols[ITEMS_IN_FLIGHT];  // beyond the last column: `col` again
     Vector sums[ITEMS_IN_FLIGHT];
 #pragma unroll
     for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j) {
@@ -153,7 +155,7 @@ class RowSums {
     }
     return squares;
   }
-  // The same columns of `sums`, scaled and weighted, to x. All loads are issued before the first is used.
+  // Adds the same columns of `sums`, scaled and weighted, to x. All loads are issued before the first is used.
   DISTMK_FN float add_normalized_cols(float* x, const float* weight, float* sums, float scale, uint32_t col) const {
     uint32_t cols[ITEMS_IN_FLIGHT];
     Vector old[ITEMS_IN_FLIGHT], weights[ITEMS_IN_FLIGHT];
@@ -174,7 +176,7 @@ class RowSums {
     }
     return squares;
   }
-  // The splits of a rank. MAX_K_SPLITS of them are loaded together.
+  // Adds a rank's splits of k. MAX_K_SPLITS splits are loaded together.
   DISTMK_FN void add_slots(const float* slot, const uint32_t (&cols)[ITEMS_IN_FLIGHT],
                            Vector (&sums)[ITEMS_IN_FLIGHT]) const {
     Vector loaded[MAX_K_SPLITS][ITEMS_IN_FLIGHT];

@@ -1,8 +1,8 @@
-// Shared memory of a product in jobs. A job program streams no weights through the pipeline (core/pipeline.cuh), so its
-// stages hold two rings that the loader fills and the consumers empty:
-//   A  M tiles of K_TILE columns of weights, in groups: those of a job in a K tile
-//   B  slots of activations, the tokens of an N tile by ACTIVATION_BLOCK_COLS columns, behind the A ring
-// Their mbarriers, set up anew for every task, and the tables of the output are in the scratch memory.
+// Shared memory of a GEMM in jobs (linear_jobs.cuh). A job program streams no weights through the pipeline
+// (core/pipeline.cuh), so the pipeline's stages hold two rings that the loader fills and the consumers empty.
+//   A  M tiles of K_TILE columns of weights, in groups. A group is all M tiles of a job in one K tile.
+//   B  slots of activations: the tokens of an N tile by ACTIVATION_BLOCK_COLS columns. They lie behind the A ring.
+// The mbarriers, set up anew for every task, and the tables of the output are in scratch memory.
 #pragma once
 #include "device/core/shared.cuh"
 #include "device/jobs/division.cuh"
@@ -11,7 +11,7 @@ namespace distmk {
 namespace jobs {
 
 constexpr uint32_t A_TILE_BYTES = Weights::bytes(M_TILE * K_TILE), MAX_A_TILES = 16, MAX_B_SLOTS = 8;
-constexpr uint32_t RING_BYTES = 196608;                                   // of both
+constexpr uint32_t RING_BYTES = 196608;                                   // both rings together
 constexpr uint32_t NUM_GROUPS = 2, GROUP_WARPS = NUM_WARPS / NUM_GROUPS;  // warpgroups
 constexpr uint32_t BLOCKS_PER_TILE = K_TILE / ACTIVATION_BLOCK_COLS;
 DISTMK_FN uint32_t num_k_tiles(uint32_t num_blocks) { return (num_blocks + BLOCKS_PER_TILE - 1) / BLOCKS_PER_TILE; }
@@ -22,9 +22,9 @@ DISTMK_FN constexpr uint32_t b_slot_bytes(uint32_t tile_tokens) {
   return tile_tokens * ACTIVATION_BLOCK_COLS * static_cast<uint32_t>(sizeof(__nv_bfloat16));
 }
 
-// How the two rings share their memory in a product: with many tokens the A ring has no more than two groups. Each slot
-// is always read by the same warpgroup where these take turns: one that came back to it after two rounds, rather than
-// one, could not tell them apart.
+// How the two rings share their memory. With many tokens, the A ring has no more than two groups. The number of slots
+// is a multiple of NUM_GROUPS, so that each slot stays with one warpgroup when the warpgroups take alternate blocks. A
+// warpgroup that came back to a slot after two rounds, rather than one, could not tell the two by their parity.
 struct RingSizes {
   uint32_t num_tiles, num_slots;
 
@@ -34,8 +34,9 @@ struct RingSizes {
   DISTMK_FN uint32_t a_bytes() const { return num_tiles * A_TILE_BYTES; }
 };
 
-// A job's output, float32 [tokens][OUTPUT_ROWS], lies at the end of both rings' memory, so that weights of the next job
-// land meanwhile. That of MAX_TOKENS lies at the beginning, over the A ring, and activations land.
+// A job's output, float32 [tokens][OUTPUT_ROWS], lies at the end of the rings' memory, so that the next job's weights
+// land while it is stored. With MAX_TOKENS it lies at the beginning, over the A ring, and the next job's activations
+// land.
 constexpr uint32_t OUTPUT_ROWS = JOB_TILES * M_TILE;
 DISTMK_FN constexpr uint32_t output_bytes(uint32_t tile_tokens) {
   return tile_tokens * OUTPUT_ROWS * static_cast<uint32_t>(sizeof(float));
@@ -44,47 +45,48 @@ DISTMK_FN constexpr uint32_t output_begin(uint32_t tile_tokens) {
   return tile_tokens == MAX_TOKENS ? 0 : RING_BYTES - output_bytes(tile_tokens);
 }
 
-// An output feature of a job: where its row of the output begins, in floats from the beginning of the stages; of gate
-// and up, that of up as well.
+// An output feature of a job: where its row of the output begins, in floats from the beginning of the stages. A gated
+// feature also has the row of its up.
 struct Feature {
   uint32_t row, up_row;
   float bias, up_bias;
 };
 using FeatureTable = Feature[JOB_TILES * M_TILE];
 
-// An M tile of a job: its output features, and where their biases begin in args.bias; of gate and up, those of up as
-// well.
+// An M tile of a job: its output features, and where their biases begin in args.bias. A gated tile also has the biases
+// of its up rows.
 struct alignas(16) JobTile {
   FeatureRange features;
   uint32_t bias, up_bias;
 };
-// What the loader tells the consumers of a job. It looks all this up while they still run the tasks before.
-//   planned  loader -> consumers    the job may be read
-//   stored   consumers -> loader    its output, which may lie over a ring, has been read
+// The loader's plan of a job for the consumers. The loader computes it while they still run earlier tasks.
+//   planned  loader -> consumers    The plan may be read.
+//   stored   consumers -> loader    The job's output, which may lie over a ring, has been read.
 struct JobPlan {
   uint64_t planned, stored;
-  uint32_t num_tiles;   // M tiles; 0: there is no other job
-  uint32_t num_blocks;  // of columns
+  uint32_t num_tiles;   // M tiles; 0: there are no more jobs
+  uint32_t num_blocks;  // blocks of columns
   uint32_t first_token, num_tokens, split;
   FeatureRange features;
   JobTile tiles[JOB_TILES];
 };
 
-//   ready             consumers -> loader    the inputs are there
-//   a_full, b_full    loader -> consumers    an M tile, or a slot, has landed
-//   a_empty, b_empty  consumers -> loader    it has been read
+// State of the rings, with these barriers:
+//   ready             consumers -> loader    The inputs are there.
+//   a_full, b_full    loader -> consumers    An M tile, or a slot, has landed.
+//   a_empty, b_empty  consumers -> loader    The M tile, or the slot, has been read.
 struct Rings {
   uint64_t a_full[MAX_A_TILES], a_empty[MAX_A_TILES], b_full[MAX_B_SLOTS], b_empty[MAX_B_SLOTS], ready;
-  JobPlan jobs[2];           // that successive jobs take in turn
-  FeatureTable features[2];  // likewise; other warps may still store the job before
+  JobPlan jobs[2];           // successive jobs alternate between them
+  FeatureTable features[2];  // also alternating, because other warps may still store the previous job
   LinearJobsArgs args;
-  uint32_t instance;                       // of the task: the number of its first one here
-  uint32_t num_tokens;                     // of the whole product
-  uint32_t tile_tokens;                    // of an N tile; this and the next line are known once a job is planned
-  uint32_t num_tiles, num_slots, b_begin;  // see RingSizes; where the B ring begins in the stages
+  uint32_t instance;                       // this worker's first instance of the task
+  uint32_t num_tokens;                     // tokens of the whole GEMM
+  uint32_t tile_tokens;                    // tokens of an N tile; this and the next line are set once a job is planned
+  uint32_t num_tiles, num_slots, b_begin;  // see RingSizes; b_begin: offset of the B ring in the stages
 
-  // By all consumers: none but these uses the barriers. An M tile is read by a warp of each warpgroup, or by one warp
-  // that arrives for both; a slot by all warps, or by a warpgroup that arrives for both.
+  // Called by all consumers before the loader uses the barriers. An M tile is read by one warp of each warpgroup, or by
+  // one warp that arrives for both. A slot is read by all warps, or by one warpgroup that arrives for both.
   DISTMK_FN void init() {
     constexpr uint32_t ALL_WARPS = NUM_WARPS * WARP_ARRIVALS;
     const uint32_t i = barrier_of_thread();
@@ -94,7 +96,7 @@ struct Rings {
     if (i == 2) barrier_init(&ready, WARP_ARRIVALS);
     barrier_init_done();
   }
-  // The memory may then be used for something else.
+  // Ends the barriers' life, so that their memory can hold other data.
   DISTMK_FN void invalidate() {
     const uint32_t i = barrier_of_thread();
     if (i < MAX_A_TILES) barrier_invalidate(&a_full[i]), barrier_invalidate(&a_empty[i]);
@@ -104,22 +106,23 @@ struct Rings {
   }
 
  private:
-  // The lanes of a warp would set up their barriers one after another, so each warp has few.
+  // Spreads the barriers over the warps, because the lanes of one warp would set them up one after another.
   DISTMK_FN static uint32_t barrier_of_thread() { return threadIdx.x % 32 * NUM_WARPS + threadIdx.x / 32; }
 };
 DISTMK_FN Rings& rings() { return *shared().at<Overlay::RING_STATE, Rings>(); }
 
-// Of a worker's job `round`: its plan, and the parity of the plan's barriers. No job is planned before the last but one
-// is stored.
+// The plan of a worker's job number `round`, and the parity of the plan's barriers. Job n is planned only after job n -
+// 2 is stored.
 DISTMK_FN JobPlan& plan_of(uint32_t round) { return rings().jobs[round % 2]; }
 DISTMK_FN uint32_t plan_parity(uint32_t round) { return round / 2 % 2; }
 
-// The place of one M tile of a job in successive K tiles. A job takes as many groups as fit, so that within a job none
-// but one lane fills an M tile's places and none but its warps read them: with those of others, who may be ahead by
-// more than a round, phases would be ambiguous. `phases`: of each place, the parity of its next use.
+// The places in the A ring that one M tile of a job takes in successive K tiles. A job uses only as many whole groups
+// as fit in the ring. So within a job, one lane fills an M tile's places, and only that tile's warps read them. If M
+// tiles shared places, another tile could be ahead by more than a round, and phases would be ambiguous. `phases`: for
+// each place, the parity of its next use.
 class WeightPosition {
  public:
-  // `tile` of `num_tiles`, in a ring for `ring_tiles`.
+  // `tile`: the M tile among `num_tiles`. `ring_tiles`: capacity of the ring.
   DISTMK_FN WeightPosition(uint32_t phases, uint32_t ring_tiles, uint32_t num_tiles, uint32_t tile)
       : place_(tile), phases_(phases), step_(num_tiles), end_(ring_tiles / num_tiles * num_tiles) {}
   DISTMK_FN uint32_t place() const { return place_; }
@@ -129,7 +132,7 @@ class WeightPosition {
     if (place_ < end_) return;
     place_ -= end_, phases_ = ~phases_;
   }
-  // Behind a job of `num_k_tiles`.
+  // `phases` after a job of `num_k_tiles` K tiles.
   DISTMK_FN static uint32_t phases_after(uint32_t phases, uint32_t ring_tiles, uint32_t num_tiles,
                                          uint32_t num_k_tiles) {
     const uint32_t num_groups = ring_tiles / num_tiles, rounds = num_k_tiles / num_groups;
@@ -151,7 +154,7 @@ struct SlotPosition {
     if (slot < num_slots) return;
     slot -= num_slots, parity ^= 1;
   }
-  // Behind `count` slots.
+  // Moves on by `count` slots.
   DISTMK_FN void skip(uint32_t num_slots, uint32_t count) {
     slot += count;
     parity ^= slot / num_slots % 2;

@@ -1,4 +1,4 @@
-// What bodies that go row by row in a job iteration share: a worker's rows, and four columns at a time.
+// Helpers for bodies that go row by row in a job iteration: a worker's rows, and arithmetic on four columns at a time.
 #pragma once
 #include "device/core/bf16.cuh"
 #include "device/core/vectors.cuh"
@@ -7,7 +7,7 @@
 namespace distmk {
 namespace jobs {
 
-// Of four columns, or of one where a row does not begin at a multiple of 16 bytes.
+// The vector functions take four columns, or one column if rows are not aligned to 16 bytes.
 DISTMK_FN void load_if(bool wanted, const float* p, float4& v) {
   v = wanted ? __ldcg(reinterpret_cast<const float4*>(p)) : float4{0.0f, 0.0f, 0.0f, 0.0f};
 }
@@ -25,7 +25,7 @@ DISTMK_FN void store_scaled(__nv_bfloat16* to, const float4& v, float scale) {
 }
 DISTMK_FN void store_scaled(__nv_bfloat16* to, float v, float scale) { *to = __float2bfloat16_rn(v * scale); }
 
-// Of a worker's rows first, first + step, ... below `end`.
+// A worker's rows: first, first + step, ... below `end`.
 struct OwnRows {
   uint32_t first, step, count;
 

@@ -1,4 +1,5 @@
-// The sampled rows of a job iteration: their choice, and the argmax of their logits.
+// The sampled rows of a job iteration: select_rows gathers them for the head, and argmax_rows finds the best of their
+// logits.
 #pragma once
 #include "device/core/bf16.cuh"
 #include "device/core/shared.cuh"
@@ -25,8 +26,9 @@ DISTMK_FN void body_select_rows(Context& context, const SelectRowsArgs& args) {
   }
 }
 
-// The best of this lane's columns of a row's part, begin + lane, begin + lane + 32, ... Its loads have no condition, as
-// the compiler would then wait for each before the next; beyond the end they are of the last column again.
+// The best of this lane's columns in a part of a row: begin + lane, begin + lane + 32, and so on. Loads are
+// unconditional, because the compiler would wait for a conditional load before the next. Beyond the end they load the
+// last column again.
 DISTMK_FN Candidate best_of_lane(const float* logits, uint32_t begin, uint32_t end, uint32_t first_token) {
   constexpr uint32_t IN_FLIGHT = 16;
   Candidate best = {-INFINITY, -1};
@@ -43,7 +45,7 @@ DISTMK_FN Candidate best_of_lane(const float* logits, uint32_t begin, uint32_t e
   return best;
 }
 
-// A row a warp.
+// A warp takes a row.
 DISTMK_FN void body_argmax_rows(Context& context, const ArgmaxRowsArgs& args) {
   const uint32_t num_rows = context.batch(args.batch)->num_rows;
   for (uint32_t part = context.instance; part < args.num_parts; part += context.rank_state.program->num_workers) {

@@ -4,8 +4,8 @@
 //   STORE, ADD  out[n, m] = value or += value, in float32. out_bf16, if given, gets the same rounded to bf16.
 //   SWIGLU      out[n, m] = silu(value of gate m) * value of up m, in bf16. GEGLU has gelu instead of silu.
 //   PUSH        out[n, m] = value on every rank, in float32.
-//   ARGMAX      out[n] = the largest value and its token id. logits[n, m] = value, or softcap * tanh(value / softcap),
-//               for the rows that need their logits, or for all rows.
+//   ARGMAX      out[n] = the largest value and its token id. Rows that need their logits, or all rows, also get
+//               logits[n, m] = value, or softcap * tanh(value / softcap).
 // `reset`, if given, is an earlier iteration's out_bf16 (or its out, without out_bf16). The same elements are zeroed
 // there.
 #pragma once
@@ -143,7 +143,7 @@ template <uint32_t N_TILES>
 struct BlockEpilogue {
   const EpilogueParams& params;
   MBlock block;
-  uint32_t rotation;                           // of token groups
+  uint32_t rotation;                           // rotation of the token groups
   float residual[TOKENS_PER_THREAD<N_TILES>];  // ADD: the output's present elements
 
   // ARGMAX keeps candidates by thread, so its groups do not rotate. With one N tile, the residual is loaded here, ahead

@@ -1,7 +1,7 @@
 // The split-KV combine, fused into the GEMV that consumes attention's output, for a batch-1 row with few splits. A
-// combine task would add one more hop between tasks. x[k] = sum_s w_s o_s[k] / sum_s w_s with w_s = exp(lse_s - max
-// lse), over up to COMBINE_WIDTH normalized partials. Partials: bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim].
-// The header's first word is the f32 lse.
+// combine task would add one more hop between tasks.
+//   x[k] = sum_s w_s o_s[k] / sum_s w_s, with w_s = exp(lse_s - max lse), over up to COMBINE_WIDTH normalized partials.
+// Partials: bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]. The header's first word is the f32 lse.
 #pragma once
 #include "device/attention/lse.cuh"
 #include "device/linear/activations.cuh"
