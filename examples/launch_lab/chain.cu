@@ -1,4 +1,4 @@
-// Rungs 1 to 3: the short element-wise kernel, of which a step has many. One element per thread.
+// Rungs 1 to 3: the short element-wise kernel that a step launches many times. One element per thread.
 #include "lab.cuh"
 
 extern "C" __global__ void chain_kernel(float* x, uint32_t num, Stamp* stamp) {

@@ -1,9 +1,9 @@
 // Rung 7: a persistent kernel with a grid barrier between the phases, so that a block may read what another block
-// wrote. In every phase a block processes the part of its neighbour in the last phase: without grid.sync() results are
-// wrong.
+// wrote. In every phase, a block processes the part that its neighbour processed before: without grid.sync(), results
+// are wrong.
 //
-// A cooperative launch makes all blocks resident at once, or fails; a grid barrier needs that. Without cooperative
-// launch, a launch runs one phase (`last` is `first` + 1), and the host waits between launches.
+// A grid barrier needs all blocks to be resident at once. A cooperative launch makes them so, or fails. On GPUs without
+// cooperative launch, a launch runs one phase (`last` is `first` + 1), and the host waits between launches.
 #include <cooperative_groups.h>
 
 #include "lab.cuh"

@@ -1,11 +1,11 @@
-// Rung 10: a kernel that drains a queue in host memory, to which the host adds meanwhile. A block that finds the queue
+// Rung 10: a kernel that drains a queue in host memory while the host still adds to it. A block that finds the queue
 // empty exits, so no block ever waits.
 #include "lab.cuh"
 
-// `slots`, `tail`: in host memory; slot i holds submission i + 1, and `tail` is the number of submissions, written
-// after their slots. `head`: number of submissions taken, over all launches. `known`: the largest tail that a block has
-// read, so that one read over the bus serves all blocks. An item is blockDim.x elements; its word says how many sines
-// to apply.
+// `slots`, `tail`: in host memory. Slot i holds submission i + 1; `tail` is the number of submissions, written after
+// their slots. `head`: number of submissions taken, over all launches. `known`: the largest tail that any block has
+// read, so that one read over the bus serves all blocks. An item is blockDim.x elements, and its word says how many
+// sines to apply.
 extern "C" __global__ void drain(const uint64_t* slots, const uint64_t* tail, uint32_t* head, uint32_t* known,
                                  float* x) {
   __shared__ uint64_t taken;
@@ -35,7 +35,7 @@ extern "C" __global__ void drain(const uint64_t* slots, const uint64_t* tail, ui
   }
 }
 
-// The items of one burst in one launch, from submission `first` + 1 on: one block per item.
+// Runs the items of one burst in one launch, from submission `first` + 1 on, with one block per item.
 extern "C" __global__ void burst(const uint64_t* slots, uint32_t first, float* x) {
   __shared__ uint64_t taken;
   if (threadIdx.x == 0) taken = load_acquire_sys(slots + first + blockIdx.x);

@@ -1,6 +1,6 @@
-// Rung 9: tiled GEMM C[m, n] = A[m, k] B[k, n] with three tile schedulers. bf16 in, float32 out, all row-major; m and n
-// are multiples of TILE, k of DEPTH. The mainloop is a plain double-buffered WMMA loop, a third as fast as a library's:
-// the subject is the scheduling of tiles.
+// Rung 9: a tiled GEMM C[m, n] = A[m, k] B[k, n] with three tile schedulers. bf16 in, float32 out, all row-major; m and
+// n are multiples of TILE, k of DEPTH. The mainloop is a plain double-buffered WMMA loop, a third as fast as a
+// library's, because the subject is the scheduling of tiles.
 #include <cuda_bf16.h>
 #include <cuda_pipeline.h>
 #include <mma.h>
@@ -65,7 +65,7 @@ __device__ void multiply(const Problem& p, uint32_t tile) {
       for (uint32_t i = 0; i < ROWS; ++i)
         for (uint32_t j = 0; j < COLS; ++j) wmma::mma_sync(sums[i][j], a[i], b[j], sums[i][j]);
     }
-    __syncthreads();  // no thread reads this stage any more
+    __syncthreads();  // all threads have read this stage
   }
   for (uint32_t i = 0; i < ROWS; ++i)
     for (uint32_t j = 0; j < COLS; ++j) {
@@ -74,21 +74,21 @@ __device__ void multiply(const Problem& p, uint32_t tile) {
     }
 }
 
-// One block per tile.
+// No scheduler: one block per tile.
 extern "C" __global__ void __launch_bounds__(NUM_THREADS, 2) gemm_grid(Problem p, Stamp* stamp) {
   stamp_begin(stamp);
   multiply(p, blockIdx.x);
   stamp_end(stamp);
 }
 
-// Static scheduler: as many blocks as are resident at once; a block's tiles are gridDim.x apart.
+// Static scheduler: as many blocks as are resident at once. A block's tiles are gridDim.x apart.
 extern "C" __global__ void __launch_bounds__(NUM_THREADS, 2) gemm_static(Problem p, Stamp* stamp) {
   stamp_begin(stamp);
   for (uint32_t tile = blockIdx.x; tile < p.num_tiles(); tile += gridDim.x) multiply(p, tile);
   stamp_end(stamp);
 }
 
-// Dynamic scheduler: as many blocks as are resident at once; a block takes its next tile from the counter `next`, which
+// Dynamic scheduler: as many blocks as are resident at once. A block takes its next tile from the counter `next`, which
 // the host resets to 0.
 extern "C" __global__ void __launch_bounds__(NUM_THREADS, 2) gemm_counter(Problem p, Stamp* stamp, uint32_t* next) {
   __shared__ uint32_t taken;

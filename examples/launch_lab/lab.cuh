@@ -1,8 +1,9 @@
-// Shared by the kernels of the launch lab: the work, time stamps, and words for synchronisation with the host.
+// Helpers for the kernels of the launch lab (README.md): the work, time stamps, and words for synchronisation with the
+// host.
 #pragma once
 #include <cstdint>
 
-constexpr uint32_t NUM_SINES = 20;  // per element of a short kernel
+constexpr uint32_t NUM_SINES = 20;  // sines per element of a short kernel
 
 // The work of one element: a dependent chain, which the compiler cannot shorten.
 __device__ __forceinline__ float sines(float value, uint32_t count = NUM_SINES) {
@@ -22,7 +23,7 @@ struct Stamp {
   unsigned long long begin, end;
 };
 
-// Blocks start in order, so only the first and the last of them can set a stamp. The others skip its atomics.
+// Blocks start in order, so only the first and last blocks can set a stamp. The others skip the atomics.
 constexpr uint32_t NUM_EDGE_BLOCKS = 2048;
 
 __device__ __forceinline__ void stamp_begin(Stamp* stamp) {

@@ -1,14 +1,14 @@
 // Rung 11: a resident kernel that polls a ring in host memory for submissions.
 //
 // Block 0 polls over the bus and relays each submission to the other blocks through GPU memory. All blocks do a part of
-// it; the last block to finish signals the host. Every polling loop has a deadline: the kernel exits when it is told
-// to, or at the end of its lifetime, whatever the host does.
+// it, and the last block to finish signals the host. Every polling loop has a deadline: the kernel exits on request or
+// at the end of its lifetime, whatever the host does.
 #include "lab.cuh"
 
-constexpr uint32_t LEAVE = ~0u;               // as the content of a submission: exit
+constexpr uint32_t LEAVE = ~0u;               // content of a submission that asks the kernel to exit
 constexpr uint64_t GRACE_NS = 1'000'000'000;  // the relay's readers outlive block 0, its writer
 
-// Poll a slot for submission `sequence`; returns its word, or LEAVE at the time `until`. HOST: the slot is in host
+// Polls a slot for submission `sequence`. Returns its word, or LEAVE at the time `until`. HOST: the slot is in host
 // memory.
 template <bool HOST>
 __device__ uint64_t wait_for(const uint64_t* slot, uint32_t sequence, uint32_t backoff_ns, uint64_t until) {
@@ -30,7 +30,7 @@ struct Work {
   uint64_t* done;                 // in host memory: number of the last submission that is done
 };
 
-// y = x after as many sines as `word` says, by all blocks.
+// All blocks call it: y = x after as many sines as `word` says.
 __device__ void run(const Work& work, uint64_t word) {
   const uint32_t count = content_of(word);
   for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < work.num; i += gridDim.x * blockDim.x)
@@ -42,7 +42,7 @@ __device__ void run(const Work& work, uint64_t word) {
   if (add_acq_rel(work.arrived, 1) + 1 == sequence * gridDim.x) store_release_sys(work.done, sequence);
 }
 
-// `ring` (host memory) and `relay` (GPU memory, initially 0) have `size` slots; the host reuses a slot only after the
+// `ring` (host memory) and `relay` (GPU memory, initially 0) have `size` slots. The host reuses a slot only after the
 // submission in it is done. `left`: receives the number of the submission at which the kernel exits.
 extern "C" __global__ void resident(const uint64_t* ring, uint64_t* relay, uint32_t size, uint32_t backoff_ns,
                                     uint64_t lifetime_ns, Work work, uint64_t* left) {
@@ -69,7 +69,7 @@ extern "C" __global__ void resident(const uint64_t* ring, uint64_t* relay, uint3
   }
 }
 
-// One submission in one launch: `word`, or *from if `from` is not null (a graph's arguments are fixed).
+// Runs one submission in one launch. Its word is `word`, or *from if `from` is not null: a graph's arguments are fixed.
 extern "C" __global__ void submission(uint64_t word, const uint64_t* from, Work work) {
   __shared__ uint64_t told;
   if (threadIdx.x == 0) told = from ? *from : word;

@@ -1,7 +1,7 @@
-// Rung 8: items of uneven cost, scheduled statically (round-robin), or dynamically through an atomic counter.
+// Rung 8: items of uneven cost, scheduled statically (round-robin) or dynamically (by an atomic counter).
 #include "lab.cuh"
 
-// Begin and end of a block, and its number of items.
+// A block's begin and end, and its number of items.
 struct Share {
   uint64_t begin_ns, end_ns, num_items;
 };

@@ -1,4 +1,5 @@
-// The body for GPUs and the emulator: all 256 consumer threads of a worker run it. Data of the launch is read past L1.
+// The axpy task's body for GPUs and the emulator. All 256 consumer threads of a worker run it. Data that is written
+// during the launch is read past L1.
 #pragma once
 #include "runtime/context.h"
 
