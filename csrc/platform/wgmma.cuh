@@ -79,7 +79,7 @@ DISTMK_FN uint32_t operand(uint32_t loaded) {
   asm volatile("max.u32 %0, %1, 0;" : "=r"(v) : "r"(loaded));
   return v;
 }
-// Called before multiply(), because other instructions have written its registers.
+// A fence, needed before multiply() if other instructions have written its registers.
 template <uint32_t N>
 DISTMK_FN void begin() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

@@ -26,8 +26,7 @@ DISTMK_FN void body_sum(Context& context, const SumArgs& args) {
   for (uint32_t i = context.team.index; i < count; i += context.team.size) {
     const uint32_t row = i < args.num ? 0 : i / args.num, column = i - row * args.num;  // divisions are slow
     float* out = dst + uint64_t{row} * args.dst_stride + column;
-    const uint32_t in_block =
-        opaque(i + row * args.block_gap);  // opaque, so that it is computed before the elements arrive
+    const uint32_t in_block = opaque(i + row * args.block_gap);          // opaque: computed before the elements arrive
     const uint32_t place = opaque(row * args.out_bf16_stride + column);  // opaque for the same reason
     float sum = args.add ? __ldcg(out) : 0.0f;
 #pragma unroll 1

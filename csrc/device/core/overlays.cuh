@@ -30,7 +30,7 @@ enum Phase : uint32_t {
   ARGMAX = 1 << 3,  // the end of a head slab, when its sums are complete
   SPLIT = 1 << 4,   // attention over one split of the KV cache
   SAMPLING = 1 << 5,
-  PRODUCT = 1 << 6,     // a whole matrix, cut into jobs (device/jobs)
+  PRODUCT = 1 << 6,     // a GEMM of a whole matrix in jobs (device/jobs)
   APPEND = 1 << 7,      // appends the keys and values of an iteration's rows
   BLOCK_JOB = 1 << 8,   // attention for a block of queries
   ROW_JOBS = 1 << 9,    // attention for runs with few queries

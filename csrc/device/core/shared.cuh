@@ -99,7 +99,7 @@ struct Shared {
   LocalRing local_ring;
   alignas(16) Batch batch;
   uint64_t num_batches;      // see RankState::num_cached_batches
-  uint64_t product_entered;  // consumers to loader: they have entered the body of a product in jobs (device/jobs)
+  uint64_t product_entered;  // consumers to loader: they have entered the body of a GEMM in jobs (device/jobs)
   SchedulerCopies prepare;
   alignas(16) char state_memory[sizeof(RankState)];
   alignas(16) char transport_memory[16];  // holds a Transport

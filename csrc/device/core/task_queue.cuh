@@ -50,8 +50,7 @@ struct TaskPipeline {
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_TASK_SLOTS; ++s) {
       barrier_init(&full[s], WARP_ARRIVALS);
-      barrier_init(&empty[s],
-                   WARP_ARRIVALS);  // the loader's release; the signaler itself counts the tasks that have run
+      barrier_init(&empty[s], WARP_ARRIVALS);  // the loader releases it; the signaler itself counts finished tasks
     }
   }
 };

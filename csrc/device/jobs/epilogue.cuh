@@ -130,8 +130,7 @@ DISTMK_FN void store_parts(const Context& context, const LinearJobsArgs& args, c
     const TokenRange owned{max(begin, job.first_token) - job.first_token,
                            min(begin + per_rank, job_end) - job.first_token};
     out += uint64_t{args.slot + job.split} * args.num_rows;
-    const int64_t first_row =
-        int64_t{job.first_token} - begin;  // relative to the owner's first row; negative if the job begins before it
+    const int64_t first_row = int64_t{job.first_token} - begin;  // from the owner's first row; may be negative
     store_features<Epilogue::PARTS>(
         args, table, features, features.end(), owned, uint64_t{args.out_stride} * NUM_WARPS,
         [&](uint32_t token, uint32_t f) { return out + (first_row + token) * int64_t{args.out_stride} + f; });

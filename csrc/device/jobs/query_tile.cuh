@@ -14,8 +14,7 @@ constexpr uint32_t QUERIES_PER_WARP = 16;
 // Its columns, among every eight, are the ones that `multiply` gives to t.
 template <uint32_t COLS, uint32_t KEYS>
 struct QueryTile {
-  static constexpr uint32_t SCORES =
-      KEYS / 2;  // scores per lane: c registers of one group of eight positions after another
+  static constexpr uint32_t SCORES = KEYS / 2;  // per lane: c registers of one group of eight positions after another
   uint32_t p[KEYS / 16][4];
   float acc[COLS / 8][4];
   LogSumExp<Base2> softmax[2];  // the sum covers only this lane's positions until reduce_sums()

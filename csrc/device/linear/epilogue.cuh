@@ -301,8 +301,7 @@ DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumula
 template <uint32_t N_TILES>
 DISTMK_FN void write_candidates(const EpilogueParams& params) {
   auto* all = shared().at<Overlay::WARP_CANDIDATES, Candidate>();
-  const uint32_t warp = opaque(threadIdx.x / 32),
-                 lane = threadIdx.x % 32;  // opaque: else addresses are kept on the stack
+  const uint32_t warp = opaque(threadIdx.x / 32), lane = threadIdx.x % 32;  // opaque: keeps addresses off the stack
   constexpr uint32_t WARPS_PER_TOKEN = M_BLOCK / 32;
 #pragma unroll
   for (uint32_t i = 0; i < TOKENS_PER_THREAD<N_TILES>; ++i) {
