@@ -161,8 +161,8 @@ DISTMK_FN AttentionSplit split_of(const Context& context, const AttentionArgs& a
           batch.num_rows};
 }
 
-// The consumers' side of the work assignment (work_assignment.cuh). In a spread task, worker w runs instance w + r *
-// num_workers in round r. The dispatcher has prepared round 0.
+// The consumers' side of the work assignment (work_assignment.cuh). Round r of worker w in a spread task is instance w
+// + r * num_workers. The dispatcher has prepared round 0.
 
 // KvPath of round 0 of this warp's current task.
 DISTMK_FN uint32_t assigned_path() { return shared().attention_assignment.at_hand[handshake_slot(task_number())]; }

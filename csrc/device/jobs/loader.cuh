@@ -74,9 +74,9 @@ DISTMK_FN void plan_end(const Team& lanes, uint32_t round) {
 // filled as it has room, whatever the other one waits for: all M tiles of a K tile at once, activations one slot at a
 // time.
 //
-// With MAX_TOKENS, the B ring has two slots, which are filled just in time. The A ring is then polled only in every
-// eighth pass of the loop. Testing the barriers of eight M tiles takes long, and there is time for it while the four
-// blocks of a K tile are multiplied.
+// With MAX_TOKENS, the B ring has as few as two slots, which are filled just in time. The A ring is then polled only in
+// every eighth pass of the loop. Testing the barriers of eight M tiles takes long, and there is time for it while the
+// four blocks of a K tile are multiplied.
 class RingFiller {
   static constexpr uint32_t FIRST_B_LANE = JOB_TILES;
   static_assert(FIRST_B_LANE + MAX_B_SLOTS <= 32, "");

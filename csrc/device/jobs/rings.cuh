@@ -111,8 +111,8 @@ struct Rings {
 };
 DISTMK_FN Rings& rings() { return *shared().at<Overlay::RING_STATE, Rings>(); }
 
-// The plan of a worker's job number `round`, and the parity of the plan's barriers. Job n is planned only after job n -
-// 2 is stored.
+// The plan of a worker's job number `round`, and the parity of the plan's barriers. A job is planned only after the
+// last job but one is stored.
 DISTMK_FN JobPlan& plan_of(uint32_t round) { return rings().jobs[round % 2]; }
 DISTMK_FN uint32_t plan_parity(uint32_t round) { return round / 2 % 2; }
 
