@@ -63,7 +63,7 @@ struct Fiber {
 extern __thread Fiber* running;
 inline Fiber& current() { return *running; }
 void yield();
-void await_change(const uint64_t* at);  // may return before it
+void await_change(const uint64_t* at);  // may return earlier
 // Waits for `expected` threads of the meeting; the last one does `work`. A meeting without work is a barrier:
 // everything that each thread did before it precedes everything that any thread does after it.
 void meet(Meeting& meeting, uint32_t expected, const char* what, void (*work)() = nullptr);
