@@ -1,4 +1,5 @@
-// Builds the batch of the next iteration: a row for every sequence that decodes, then chunks of prompts.
+// Builds the batch of the next iteration: a row for every sequence that decodes, then chunks of prompts. The program of
+// a slab iteration carries up to MAX_ROWS rows; that of a job iteration carries more, and its batch is a JobBatch.
 #pragma once
 #include "runtime/job_batch.h"
 #include "runtime/page_table.h"

@@ -55,12 +55,14 @@ class Context {
   }
 
   // For a body that polls its inputs in Lamport buffers and writes as soon as they have arrived. The checker proves
-  // that no task still reads the memory that it overwrites. Before a poll, begin_polling() waits for the end of the
-  // worker's previous task, so that everything this worker leaves for the task is there. Meanwhile stop_polling() is
-  // true once the task's waits are met or the launch is over. At last inputs_polled() says that the inputs have
-  // arrived: the waits are then needed only at the task's end, or not at all if the inputs imply them.
+  // that no task still reads the memory that it overwrites.
+
+  // Waits for the end of the worker's previous task, so that everything this worker leaves for the task is there.
   DISTMK_FN void begin_polling() const { start_.wait_previous(); }
+  // True once the task's waits are met or the launch is over.
   DISTMK_FN bool stop_polling() const { return ready_ || start_.is_ready(); }
+  // Says that the inputs have arrived. The waits are then needed only at the task's end, or not at all if the inputs
+  // imply them.
   DISTMK_FN void inputs_polled() {
     if (!ready_ && !polled_) start_.record_time();
     polled_ = true;
@@ -76,15 +78,17 @@ class Context {
   }
   DISTMK_FN uint64_t ready_ns() const { return ready_ns_; }
 
-  // The instances of a spread task that this worker runs are `instance`, `instance` + num_workers, ... below `count`.
-  // take_assigned() returns whether there is one. A body that has fewer instances in this iteration than max_instances
-  // calls it again with their number. The call next_assigned() advances `index` to the next instance and returns
-  // whether it exists. A task that is not spread has one assignment: the whole task.
+  // The instances of a spread task that this worker runs are `instance`, `instance` + num_workers, ... below `count`. A
+  // task that is not spread has one assignment: the whole task.
+
+  // Returns whether there is an instance to run. A body that has fewer instances in this iteration than max_instances
+  // calls it again with their number.
   DISTMK_FN bool take_assigned(uint32_t count) {
     if (!is_spread(*task.desc)) return true;
     num_assigned_ = count;
     return instance < count;
   }
+  // Advances `index` to the next instance and returns whether that exists.
   DISTMK_FN bool next_assigned(uint32_t& index) const {
     index += rank_state.program->num_workers;
     return index < num_assigned_;

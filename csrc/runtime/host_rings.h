@@ -35,8 +35,8 @@ class HostRings {
     return fits();
   }
 
-  // Number of commands that the host has sent. begin() loads the count while other work hides the latency. Only a count
-  // that has moved is loaded again, with acquire order.
+  // Number of commands that the host has sent. begin() loads the count while other work hides the latency. If
+  // there are new commands, it is loaded again with acquire order.
   DISTMK_FN uint64_t num_sent() const {
     return sent_ == state_.num_commands ? sent_ : load_acquire(&counts_.commands, Scope::SYSTEM);
   }

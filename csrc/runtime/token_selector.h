@@ -3,9 +3,9 @@
 // kept are always a prefix of that order.
 //
 // Top-k with a small k: the k-th best of the threads' best tokens is at most as good as the row's k-th best token. So
-// only the tokens down to it are listed and sorted. If these are too many, or k is large, a histogram by distance from
-// the best logit finds the bin of the last token that is kept. If that bin has few tokens, they are listed and sorted;
-// else it is divided again (radix select).
+// it suffices to list and sort the tokens that are at least as good as the former. If these are too many, or k is
+// large, a histogram by distance from the best logit finds the bin of the last token that is kept. If that bin has few
+// tokens, they are listed and sorted; else it is divided again (radix select).
 //
 // A draw is a race of the tokens that are kept (token_race.h). For top-p of tokens that are not listed, all tokens race
 // first. If the tokens better than the winner already hold the share, only these race again. Every token keeps its

@@ -112,8 +112,8 @@ class Backoff {
   // Called when the loop has made progress.
   DISTMK_FN void reset() { polls_ = 0; }
 
-  // Called after a poll in vain. Returns false if the caller must leave. `task` has no descriptor if the loop waits for
-  // an iteration to start.
+  // Called after a poll that found nothing. Returns false if the caller must leave. `task` has no descriptor if the
+  // loop waits for an iteration to start.
   DISTMK_FN bool wait(const TaskView& task, uint64_t iteration) {
     if (polls_++ == 0) began_ns_ = since_ns_ = last_check_ns_ = now_ns();
     const bool spinning = polls_ < state_.params->spin_polls;
@@ -136,8 +136,8 @@ class Backoff {
   uint64_t began_ns_ = 0, since_ns_ = 0, last_check_ns_ = 0;  // start of the wait; start of its deadline; last check
   uint64_t last_beat_ = 0;
 
-  // Time since the first poll in vain. A process that was stopped or got no core did not poll meanwhile, so the time
-  // between two checks counts for at most a quarter of the deadline.
+  // Time since the first poll that found nothing. A process that was stopped or got no core did not poll meanwhile, so
+  // the time between two checks counts for at most a quarter of the deadline.
   DISTMK_FN uint64_t idle_time(uint64_t now) {
     if constexpr (MAY_BE_STOPPED) {
       const uint64_t passed = now - last_check_ns_, most = state_.params->deadline_ns / 4;

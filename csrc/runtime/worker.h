@@ -18,7 +18,7 @@ struct Action {
   TaskView task;
 };
 
-// Whether a body may be entered before its task's waits are met, because it asks for its inputs itself.
+// Whether a body may be entered before its task's waits are met, because it calls inputs_ready() itself.
 DISTMK_FN constexpr bool begins_early(uint16_t type) {
   return StartSignal::EARLY && (polls_inputs(type) || prepares(type));
 }
@@ -101,7 +101,7 @@ class Worker {
         ++iteration_;
         started_ = false;
         busy = true;
-        // Only the back-off checks the abort flag, and a worker that is always busy never backs off.
+        // The back-off also checks the abort flag, but a worker that is always busy never backs off.
         if (!team_.all(!load_relaxed(state_.abort_flag(state_.program->rank)))) return leave();
       }
       if (busy)
@@ -199,8 +199,8 @@ class Worker {
 };
 
 // Runs an action's task by `body(context)`: one instance if the task was dispatched, all of this worker's instances if
-// it is spread. With `early` the body may be entered before its inputs are ready and asks for them itself. Returns
-// false if the launch ended, or the task was revoked, before its inputs were ready.
+// it is spread. With `early` the body may be entered before its inputs are ready and calls inputs_ready() itself.
+// Returns false if the launch ended, or the task was revoked, before its inputs were ready.
 template <class Body>
 DISTMK_FN bool run_action(Context& context, const Action& action, const StartSignal& start, bool early,
                           const Body& body) {

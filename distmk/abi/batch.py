@@ -44,8 +44,9 @@ class Batch(ctypes.Structure):
 
 
 class JobBatch(ctypes.Structure):
-    """Batch metadata of a job iteration. `batch` has the counts, but no rows or runs.
+    """Batch metadata of a job iteration: its program may carry more than MAX_ROWS rows.
 
+    batch: the counts, without rows or runs.
     rows: the sampled rows, `batch.num_rows` of them; row i is row `sampled[i]` of the iteration.
     runs: `batch.num_job_runs` runs, which cover the rows of the iteration in order.
     tokens: one for each row of the iteration.
