@@ -109,7 +109,7 @@ struct TaskDesc {
   uint32_t order;
   uint32_t max_instances;
   uint32_t first_worker;
-  uint32_t deep_lookahead;  // 1: may begin before the waits of its queue's last two tasks are met
+  uint32_t deep_lookahead;  // 1: may begin before the waits of the last two tasks in its queue are met
   uint8_t args[160];
 };
 static_assert(sizeof(TaskDesc) == 192);
@@ -134,9 +134,9 @@ static_assert(offsetof(ScoreArgs, scale) == 0);
 static_assert(offsetof(ScoreArgs, softcap) == 4);
 
 struct InputNormArgs {
-  uint64_t weight;  // f32, of the task's columns, which out_bf16 is multiplied by; 0: no such norm
-  uint64_t squares;  // f32 column of every row: sums of the squares of the columns before that
-  uint32_t squares_stride;  // elements
+  uint64_t weight;  // f32, weights of the norm for the task's columns: factors of out_bf16; 0: no such norm
+  uint64_t squares;  // f32, one for each row: sum of the squares of the columns before that
+  uint32_t squares_stride;  // in elements
   uint32_t pad;
 };
 static_assert(sizeof(InputNormArgs) == 24);
@@ -210,7 +210,7 @@ struct Batch {
   uint16_t num_reset_rows;
   uint16_t num_job_rows;
   uint16_t num_job_runs;
-  BatchRun runs[16];  // The first run is next to the counts: batch 1 reads both, one after the other.
+  BatchRun runs[16];  // The first run is next to the counts, because batch 1 reads both.
   BatchRow rows[16];
 };
 static_assert(sizeof(Batch) == 528);
@@ -250,18 +250,18 @@ struct SlotSampling {
   uint64_t biases;
   uint64_t seed;
   float temperature;  // below 1e-5: the best token
-  float top_p;  // 1: all
-  float min_p;  // 0: all
+  float top_p;  // 1: all tokens
+  float min_p;  // 0: all tokens
   float repetition_penalty;  // 1: none
   float presence_penalty;
   float frequency_penalty;
-  uint32_t top_k;  // 0: all
+  uint32_t top_k;  // 0: all tokens
   uint32_t prompt_len;
   uint32_t min_tokens;
   uint32_t num_biases;
   uint32_t num_banned;
   int32_t num_logprobs;  // best tokens reported with a drawn one; -1: no report
-  int32_t num_prompt_logprobs;  // the same for the tokens of the prompt
+  int32_t num_prompt_logprobs;  // best tokens reported with a token of the prompt; -1: no report
   uint32_t flags;  // SamplingFlag
   uint32_t num_counted;
   uint32_t reserved;
@@ -403,11 +403,11 @@ static_assert(offsetof(TokenEvent, iteration) == 12);
 
 struct Sequence {
   int32_t request;
-  uint32_t position;  // tokens already in the KV cache, for which it has pages
+  uint32_t position;  // tokens in the KV cache, for which it has pages
   uint32_t prompt_len;
   int32_t last_token;
-  uint32_t num_put_pages;  // of which all ranks have the page table's entries
-  uint32_t admission;  // Twice the number of its admission, of which the youngest sequence has the last one; plus 1 if its request has a seed.
+  uint32_t num_put_pages;  // pages whose entries of the page table are on all ranks
+  uint32_t admission;  // Twice the number of its admission, plus 1 if its request has a seed. The youngest sequence was admitted last.
 };
 static_assert(sizeof(Sequence) == 24);
 static_assert(offsetof(Sequence, request) == 0);
@@ -465,7 +465,7 @@ struct WaitRecordABI {
   uint32_t order;
   uint32_t expired;  // 1: the deadline of this wait passed; 0: another waiter raised the abort flag
   uint64_t iteration;
-  uint32_t program;  // of those that take turns
+  uint32_t program;  // index of the program that had the turn
   uint32_t pad;
 };
 static_assert(sizeof(WaitRecordABI) == 56);
@@ -539,8 +539,8 @@ struct ProgramHeader {
   uint32_t num_launches;
   uint32_t jit_capacity;  // entries of a worker's ring, a power of two
   uint32_t iteration_event;  // starts each iteration; NO_EVENT: a fixed number of iterations
-  uint16_t host;  // number of this rank's host, from 0; a host has consecutive ranks
-  uint16_t index;  // of the program, among those that take turns in a launch
+  uint16_t host;  // number of this rank's host, from 0; the ranks of a host are consecutive
+  uint16_t index;  // number of the program in a launch of several
   uint64_t iteration_batch;  // operand of the Batch whose `stop` ends the launch
   uint64_t tasks_offset;
   uint64_t waits_offset;
@@ -602,8 +602,8 @@ static_assert(offsetof(HostCounts, num_running) == 40);
 static_assert(offsetof(HostCounts, num_free_pages) == 44);
 
 struct LaunchParams {
-  uint64_t program;  // that has the first turn
-  uint64_t programs;  // u64[MAX_PROGRAMS]: the address of each; 0: there is one
+  uint64_t program;  // the program that has the first turn
+  uint64_t programs;  // u64[MAX_PROGRAMS]: the address of each; 0: there is only one
   uint64_t heap_bases;  // u64[num_ranks]: the address of each rank's heap in this process
   uint64_t local_base;
   uint64_t records;  // WaitRecordABI[num_workers + num_schedulers]
@@ -611,32 +611,32 @@ struct LaunchParams {
   uint64_t prompts;  // i32[requests, prompt_stride]
   uint64_t commands;  // Command[command_capacity], a ring
   uint64_t tokens;  // TokenEvent[token_capacity], a ring
-  uint64_t logprobs;  // LogprobRecord[token_capacity], of the token ring's elements; 0: none are reported
+  uint64_t logprobs;  // LogprobRecord[token_capacity], beside the token ring; 0: none are reported
   uint64_t host_counts;  // HostCounts*
   uint64_t eos_ids;
-  uint16_t keeps_cache;  // 1: cached pages of the last launch are still good
+  uint16_t keeps_cache;  // 1: cached pages of the last launch are still valid
   uint16_t prepared;  // 1: the first iteration's batch was made in the turn before
   uint32_t prompt_stride;
   uint32_t command_capacity;
   uint16_t num_eos;
   uint16_t scheduler_threads;  // 0: schedulers ride in the workers' idle loops
   uint32_t token_capacity;
-  uint32_t num_iterations;  // for programs without an iteration event
+  uint32_t num_iterations;  // iterations of a program without an iteration event
   uint64_t first_iteration;
-  uint64_t max_iterations;  // after which the launch ends and another one continues; 0: no limit
+  uint64_t max_iterations;  // iterations after which the launch ends and another one continues; 0: no limit
   uint64_t deadline_ns;
   uint32_t spin_polls;  // polls before a wait yields its core
-  uint16_t num_remote_ranks;  // ranks that are reached by the transport, not by pointers
+  uint16_t num_remote_ranks;  // ranks that the transport reaches, because no pointer does
   uint16_t network;  // host twin: number of the network to far ranks (csrc/host/networks.h); 0: none
   uint64_t trace;  // TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
   uint64_t trace_counts;  // u64[num_workers + num_schedulers]: tasks that ran; the last ones have entries
   uint64_t trace_capacity;
-  uint64_t self;  // The rest is for GPUs, but `fault` and `iterations_done`. address of these parameters, where the host reads `iterations_done`
-  uint64_t faults_seen;  // u64*: triggers so far that matched the fault
-  uint64_t worker_owners;  // u64[CTAs]: by worker index, the last launch in which a CTA took it; 0: CTAs take blockIdx
+  uint64_t self;  // Fields from here on are for GPUs, except `fault` and `iterations_done`. Address of these parameters, where the host reads `iterations_done`
+  uint64_t faults_seen;  // u64*: number of triggers so far that matched the fault
+  uint64_t worker_owners;  // u64[CTAs], by worker index: the last launch in which a CTA took it; 0: the index is blockIdx
   uint64_t launch_number;  // from 1 on
   Fault fault;
-  uint64_t iterations_done;  // Last, as a GPU may write it while a CTA has not read the rest yet. output; includes the iterations before first_iteration
+  uint64_t iterations_done;  // Last, because a GPU may write it before a CTA has read the other fields. Output; includes the iterations before first_iteration
 };
 static_assert(sizeof(LaunchParams) == 248);
 static_assert(offsetof(LaunchParams, program) == 0);

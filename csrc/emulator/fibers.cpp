@@ -1,3 +1,4 @@
+// Switching between fibers, their scheduler with its random timing, and meetings (fibers.h).
 #include "emulator/fibers.h"
 
 #include <algorithm>
@@ -8,8 +9,8 @@
 
 #include "emulator/mbarrier.h"
 
-// Saves the callee-saved registers on the current stack, stores its pointer in *from and continues on the stack `to`:
-// by a jump, as processors predict that a `ret` goes back to its call, and this one never does.
+// Saves the callee-saved registers on the current stack, stores its pointer in *from and continues on the stack `to`.
+// It continues by a jump: processors predict that a `ret` returns to its call, and this one never does.
 extern "C" void distmk_switch(void** from, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -41,7 +42,7 @@ thread_local size_t num_left;  // fibers that are not done
 
 bool waits(const Fiber& fiber) { return fiber.done || (fiber.met && *fiber.met == fiber.seen); }
 
-// Continues `fiber`, or the scheduler of run_grid() if it is null; returns once what is left here is continued.
+// Continues `fiber`, or the scheduler of run_grid() if it is null. Returns once somebody continues the caller.
 void go_on(Fiber* fiber, void** from) {
   if (fiber) {
     fiber->met = nullptr;
@@ -51,7 +52,7 @@ void go_on(Fiber* fiber, void** from) {
   distmk_switch(from, fiber ? fiber->stack_pointer : main_stack);
 }
 
-// Leaves the running fiber for the next lane of its warp that need not wait; behind the last one, for the scheduler.
+// Switches to the next lane of the warp that need not wait or, past the last lane, to the scheduler.
 void leave() {
   Fiber* const mine = running;
   Fiber* const end = mine + (WARP - mine->thread % WARP);
@@ -73,7 +74,7 @@ void start() {
 }
 
 void prepare(Fiber& fiber) {
-  // Stacks that all ended at the same place of a page would share a few lines of the processor's cache.
+  // If all stacks ended at the same place in a page, they would share a few lines of the processor's cache.
   const size_t color = fiber.thread * LINE_BYTES % PAGE_BYTES;
   fiber.stack.reset(new char[STACK_BYTES + PAGE_BYTES]);  // not zeroed
   auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + STACK_BYTES + color) & ~uintptr_t{15};
@@ -84,7 +85,7 @@ void prepare(Fiber& fiber) {
   fiber.stack_pointer = words;
 }
 
-// Lets some copies land, in any order; all of them if `all`.
+// Lets some copies land, in any order, or all of them if `all`.
 void land(Block& block, std::mt19937_64& random, bool all) {
   for (size_t i = 0; i < block.copies.size();) {
     if (!all && random() % 4) {
@@ -141,7 +142,7 @@ Fiber make_fiber(Block* block, uint32_t thread) {
   return fiber;
 }
 
-// What all threads of a warp wait for, if it is the same, so that a pass looks at it once.
+// What all threads of a warp wait for, if it is one thing, so that a pass checks it once.
 struct WarpWait {
   const uint64_t* met = nullptr;  // null: they wait for different things, or some need not wait
   uint64_t seen = 0;
@@ -166,8 +167,8 @@ struct WarpWait {
   }
 };
 
-// How much each warp is slowed: with pace n it runs in every n-th pass over all threads. Paces are drawn anew every
-// LASTING_PASSES passes; most warps are not slowed.
+// How much each warp is slowed: with pace n it runs only in every n-th pass over all threads. Paces are drawn anew
+// every LASTING_PASSES passes, and most warps are not slowed.
 class Paces {
  public:
   explicit Paces(size_t num_warps) : paces_(num_warps) {}
@@ -227,7 +228,7 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
   const Unwatched here;
   main_watched = watched_thread();
   std::vector<std::unique_ptr<Block>> blocks;
-  std::vector<Fiber> fibers;  // contiguous, as most passes only check what the fibers wait for
+  std::vector<Fiber> fibers;  // contiguous, because most passes only check waits
   fibers.reserve(size_t{num_blocks} * num_threads);
   for (uint32_t b = 0; b < num_blocks; ++b) {
     blocks.push_back(make_block(b, num_threads, shared_bytes));
@@ -250,7 +251,7 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
         ++num_runnable;
         if (!runs) break;
         go_on(lane, &main_stack);
-        lane = running;  // the last that ran: each leaves for the next
+        lane = running;  // the last lane that ran: each switches to the next
       }
       if (runs) warp_waits[w].note(lanes);
     }

@@ -1,5 +1,5 @@
-// The threads of a GPU on one CPU thread: each is a fiber, which runs until it waits. For a collective operation of a
-// warp or block its fibers meet; it is an error if they meet for different operations.
+// The threads of a GPU on one CPU thread: each is a fiber that runs until it waits. The fibers of a warp or block meet
+// for a collective operation; it is an error if they meet for different operations.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,21 +14,22 @@ namespace emulator {
 
 constexpr uint32_t WARP = 32;
 
-// A collective operation of the lanes of a warp or the threads of a block: the last to arrive does the work for all.
+// A collective operation of the lanes of a warp or the threads of a block. The last thread to arrive does the work for
+// all.
 struct Meeting {
   const char* what = nullptr;
   uint32_t num_arrived = 0;
   uint64_t count = 0;  // completed meetings
 };
 
-struct Copy {  // to shared memory, in flight
+struct Copy {  // a bulk copy to shared memory, in flight
   char* dst;
   const char* src;
   uint32_t num_bytes;
   uint64_t* full;
 };
 
-struct Chunk {  // 16 bytes to shared memory by one thread, in flight; zeros if `src` is null
+struct Chunk {  // a thread's copy of 16 bytes to shared memory, in flight; zeros if `src` is null
   char* dst;
   const char* src;
 };
@@ -39,7 +40,7 @@ struct Block {
   char* shared;       // shared memory: the aligned part of `memory`
   Meeting all, some;  // __syncthreads, barrier_sync
   std::vector<Meeting> warps;
-  std::vector<uint64_t> operands;  // of warp meetings: WORDS per lane
+  std::vector<uint64_t> operands;  // operands of warp meetings: WORDS per lane
   std::vector<Copy> copies;
   uint32_t running = 0;
 };
@@ -55,18 +56,18 @@ struct Fiber {
   const uint64_t* met = nullptr;  // a meeting's count or an mbarrier: the fiber waits until this differs from `seen`
   uint64_t seen = 0;
   Groups<Chunk> chunks;
-  Groups<std::function<void()>> products;  // that run late (emulator/products.h)
+  Groups<std::function<void()>> products;  // products that run late (emulator/products.h)
   bool done = false;
 };
 
 extern __thread Fiber* running;
 inline Fiber& current() { return *running; }
 void yield();
-void await_change(const uint64_t* at);  // may return sooner
-// Waits for `expected` threads of the meeting; the last one does `work`. A meeting without work is a barrier: it orders
-// all that each thread did before it before all that any thread does after it.
+void await_change(const uint64_t* at);  // may return earlier
+// Waits for `expected` threads of the meeting; the last one does `work`. A meeting without work is a barrier:
+// everything that each thread did before it precedes everything that any thread does after it.
 void meet(Meeting& meeting, uint32_t expected, const char* what, void (*work)() = nullptr);
-// This lane's operands, and lane i's.
+// Operands of a lane of this warp, and of this lane.
 inline uint64_t* operands_of(uint32_t lane) {
   return &running->block->operands[(running->thread / WARP * WARP + lane) * WORDS];
 }
@@ -75,7 +76,7 @@ inline void meet_warp(const char* what, void (*work)() = nullptr) {
   meet(running->block->warps[running->thread / WARP], WARP, what, work);
 }
 
-// Runs `kernel` by all threads of all blocks. `seed` chooses when copies land and which warps fall behind.
+// Runs `kernel` on all threads of all blocks. `seed` decides when copies land and which warps fall behind.
 void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, uint64_t seed,
               const std::function<void()>& kernel);
 

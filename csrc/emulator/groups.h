@@ -1,4 +1,5 @@
-// What a GPU thread starts and later awaits in groups: its copies of 16 bytes, and products of its warpgroup.
+// Asynchronous work that a GPU thread starts and later awaits in groups: its 16-byte copies, and products of its
+// warpgroup.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +10,7 @@
 namespace distmk {
 namespace emulator {
 
-// Of one thread, in the order in which it has started them.
+// The work of one thread, in the order in which the thread has started it.
 template <class Item>
 class Groups {
  public:
@@ -20,7 +21,7 @@ class Groups {
   void commit() { ++num_committed_; }
   uint64_t num_committed() const { return num_committed_; }
 
-  // finish(item) of all committed groups but the last `pending`.
+  // Calls finish(item) for all committed groups except the last `pending`.
   template <class Finish>
   void await(uint64_t pending, const Finish& finish) {
     size_t num_done = 0;

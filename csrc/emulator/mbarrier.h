@@ -1,4 +1,4 @@
-// An mbarrier in its 64 bits.
+// An mbarrier of the emulator, in the 64 bits that it has on a GPU.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -14,7 +14,7 @@ namespace emulator {
 struct Mbarrier {
   uint16_t expected, pending;
   uint32_t phase : 1;
-  int32_t bytes : 31;  // that have not landed yet
+  int32_t bytes : 31;  // bytes that have not landed yet
 };
 static_assert(sizeof(Mbarrier) == 8, "");
 
@@ -47,7 +47,7 @@ inline void mbarrier_arrive(uint64_t* at, uint32_t times, int bytes) {
   if (!missing_release) release_order(order_of(at, mbarrier_at(at).phase));
   mbarrier_update(at, static_cast<int>(times), bytes);
 }
-// Orders the data of this thread's copies before the end of the phase that waits for them.
+// Orders this thread's copied data before the end of the phase that waits for it.
 inline void mbarrier_fill(const uint64_t* at) { release_order(order_of(at, mbarrier_at(at).phase)); }
 inline void mbarrier_complete(uint64_t* at, uint32_t num_bytes) {
   mbarrier_update(at, 0, -static_cast<int>(num_bytes));

@@ -1,5 +1,5 @@
-// The emulated network under NVSHMEM. The source of a put is read as late as NVSHMEM allows, at the thread's next quiet
-// or at every other fence, so that a source that is overwritten too early is found.
+// The emulated network under NVSHMEM. It reads the source of a put as late as NVSHMEM allows: at the thread's next
+// quiet or at every other fence. This finds sources that are overwritten too early.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace emulator {
 
 class Network {
  public:
-  // Ranks of other nodes (of `node_size` ranks each) than this rank's are not peer-mapped.
+  // Ranks on other nodes than this rank's are not peer-mapped. A node has `node_size` ranks.
   Network(const uint64_t* heap_bases, uint32_t rank, uint32_t num_ranks, uint32_t node_size)
       : heap_bases_(heap_bases, heap_bases + num_ranks), mapped_bases_(heap_bases_), rank_(rank) {
     for (uint32_t other = 0; other < num_ranks; ++other)
@@ -28,7 +28,7 @@ class Network {
     char* dst = address_on(own, rank);
     sent_.push_back({&current(), false, [=] { memcpy(dst, src, num_bytes); }});
   }
-  // Arrives after all that was put before the last fence, and perhaps before what was put since.
+  // Arrives after everything that was put before the last fence, and perhaps before later puts.
   void signal(uint64_t* own, int rank, const std::function<void(uint64_t*)>& change) {
     auto* word = reinterpret_cast<uint64_t*>(address_on(own, rank));
     if (!has_fenced()) return change(word);
@@ -82,7 +82,7 @@ class Network {
   }
 };
 
-// Of the rank that this CPU thread emulates.
+// The network of the rank that this CPU thread emulates.
 inline thread_local Network* network = nullptr;
 
 }  // namespace emulator

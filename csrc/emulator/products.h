@@ -1,21 +1,21 @@
-// Products of a warpgroup that run beside the threads (platform/wgmma.cuh). A GPU reads their operands in shared memory
-// and adds to their accumulators at any time from their start until their group is awaited. Here some groups are
-// multiplied at once, so that operands that have not arrived are found, and the others as late as they may be, so that
-// those that are overwritten too soon are.
+// Products of a warpgroup that run beside its threads (platform/wgmma.cuh). From a product's start until its group is
+// awaited, a GPU reads operands in shared memory and adds to accumulators at any time. The emulator multiplies some
+// groups at once, which finds operands that have not arrived. It multiplies the others as late as possible, which finds
+// operands that are overwritten too soon.
 #pragma once
 #include "emulator/fibers.h"
 
 namespace distmk {
 namespace emulator {
 
-// The same for all lanes of a warp, which multiply together.
+// Whether a group is multiplied late. All lanes of a warp multiply together, so they get the same answer.
 inline bool is_late(const Fiber& thread) {
   const uint64_t draw =
       (thread.products.num_committed() * 64 + thread.thread / WARP + thread.block->index) * 0x9e3779b97f4a7c15;
   return draw >> 63;
 }
 
-// `multiply`: the product, by values of its registers.
+// `multiply` computes the product, with its registers' values at the start.
 template <class Multiply>
 void start_product(const Multiply& multiply) {
   Fiber& thread = current();
@@ -26,7 +26,7 @@ void start_product(const Multiply& multiply) {
 
 inline void commit_products() { current().products.commit(); }
 
-// Multiplies all groups but the last `pending`.
+// Multiplies all groups except the last `pending`.
 inline void await_products(uint64_t pending) {
   current().products.await(pending, [](const std::function<void()>& multiply) { multiply(); });
 }

@@ -1,4 +1,4 @@
-// platform/ptx.cuh for the emulator. A function whose result depends on other threads yields to them.
+// platform/ptx.cuh for the emulator. If a function's result depends on other threads, it yields so that they can run.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -39,8 +39,8 @@ inline void store_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __at
 inline void store_relaxed(uint64_t* p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 inline void add_release(uint64_t* p, uint64_t v, Scope = Scope::DEVICE) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
 
-// Vector accesses of a GPU must be aligned to their size. Those that do not go through functions here are checked by
-// the compiler (-fsanitize=alignment, distmk/backends/host/build.py).
+// Vector accesses of a GPU must be aligned to their size. The compiler checks the accesses that do not go through
+// functions here (-fsanitize=alignment, distmk/backends/host/build.py).
 template <class T>
 void must_be_aligned(const T* p) {
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T) == 0) return;
@@ -86,7 +86,8 @@ inline void publish_store(__nv_bfloat16* p, unsigned short bits) {
   __atomic_store_n(reinterpret_cast<unsigned short*>(p), bits, __ATOMIC_RELAXED);
 }
 
-// Not in the order of the blocks, and the same for some pairs of blocks: take_worker_index() must cope with both.
+// Numbers are not in the order of the blocks, and some pairs of blocks share one: take_worker_index() must cope with
+// both.
 inline uint32_t sm_number() { return (7 * emulator::current().block->index + 3) / 2; }
 inline uint64_t raise_to(uint64_t* p, uint64_t v) {
   const uint64_t was = __atomic_load_n(p, __ATOMIC_RELAXED);
@@ -100,7 +101,7 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// Slow enough not to wrap around at the speed of a CPU.
+// Counts so slowly that it does not wrap around at the speed of a CPU.
 inline uint32_t now_clock() { return static_cast<uint32_t>(now_ns() / MARK_STEP_NS); }
 
 inline void barrier_init(uint64_t* barrier, uint32_t count) { emulator::mbarrier_init(barrier, count); }
@@ -125,7 +126,7 @@ inline void expect_bytes(uint32_t full, uint32_t num_bytes) {
   emulator::mbarrier_arrive(at_shared<uint64_t>(full), 1, static_cast<int>(num_bytes));
 }
 inline void copy_expected(uint32_t dst, const void* src, uint32_t num_bytes, uint32_t full) {
-  memset(at_shared<char>(dst), 0xff, num_bytes);  // NaN, should anything be read before it has landed
+  memset(at_shared<char>(dst), 0xff, num_bytes);  // NaN, in case anything is read before it has landed
   emulator::mbarrier_fill(at_shared<uint64_t>(full));
   const emulator::Unwatched here;
   emulator::current().block->copies.push_back(
@@ -143,7 +144,8 @@ inline void fence_copies() {}
 inline void fence_copies_to_shared() {}
 inline void copy_by_lanes(uint32_t, const char*, uint32_t, uint32_t, uint32_t, uint32_t) {}
 
-// A thread's copies land as late as they may: when it waits for their group. The source may be read from now on.
+// A thread's copies land as late as possible: when it waits for their group. A GPU may read the source from this call
+// on, so the read is recorded here.
 inline void copy_chunk(uint32_t dst, const void* src, bool wanted) {
   must_be_aligned(static_cast<const uint4*>(src));
   must_be_aligned(at_shared<uint4>(dst));

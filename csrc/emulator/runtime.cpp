@@ -1,4 +1,4 @@
-// A launch of the emulator: one thread emulates the GPU that runs the kernel.
+// A launch on the emulator: one CPU thread emulates the GPU that runs the kernel.
 #include <vector>
 
 #include "host/launch.h"
@@ -35,7 +35,7 @@ class EmulatedLaunch : public Launch {
  private:
   uint64_t faults_seen_ = 0;
   std::vector<uint64_t> worker_owners_;
-  std::unique_ptr<emulator::Network> network_;  // if some ranks are not to be peer-mapped
+  std::unique_ptr<emulator::Network> network_;  // null if every rank is peer-mapped
 };
 
 }  // namespace

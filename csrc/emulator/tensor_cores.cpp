@@ -1,4 +1,4 @@
-// mma and ldmatrix of a warp, after the PTX ISA's tables of which lane holds which element.
+// mma and ldmatrix of a warp. The tables of the PTX ISA say which lane holds which element.
 #include <cstring>
 
 #include "emulator/ptx.h"

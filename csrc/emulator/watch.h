@@ -1,5 +1,5 @@
-// What the emulator tells ThreadSanitizer: every fiber is a thread, though all run on one CPU thread, and only what
-// orders memory on a GPU orders it here. Without ThreadSanitizer these functions are empty.
+// What the emulator tells ThreadSanitizer. Every fiber counts as a thread, though all run on one CPU thread, and only
+// what orders memory on a GPU orders it here. Without ThreadSanitizer these functions are empty.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -35,13 +35,14 @@ inline void* watched_thread() { return __tsan_get_current_fiber(); }
 inline void watch_no_more(void* thread) { __tsan_destroy_fiber(thread); }
 inline void watch_next(void* thread) { __tsan_switch_to_fiber(thread, __tsan_switch_to_fiber_no_sync); }
 
-// Orders all that this thread has done before all that others do after acquire_order() of the same `order`.
+// Orders everything that this thread has done before everything that others do after acquire_order() of the same
+// `order`.
 inline void release_order(const void* order) { __tsan_release(const_cast<void*>(order)); }
 inline void acquire_order(const void* order) { __tsan_acquire(const_cast<void*>(order)); }
 
 inline void note_read(const void* at, size_t num_bytes) { __tsan_read_range(const_cast<void*>(at), num_bytes); }
 
-// While one exists, accesses are the emulator's own and are not checked.
+// While an object of this type exists, accesses are the emulator's own and are not checked.
 struct Unwatched {
   Unwatched() {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
@@ -70,7 +71,8 @@ struct Unwatched {
 };
 #endif
 
-// The `order` of a barrier's phase or of a meeting. Two alternate, as no thread is more than one phase behind.
+// The `order` of a phase of a barrier or meeting. Two of them alternate, because no thread is more than one phase
+// behind.
 inline const void* order_of(const uint64_t* barrier, uint64_t phase) {
   return reinterpret_cast<const char*>(barrier) + phase % 2;
 }

@@ -1,3 +1,4 @@
+// Writes frames to a socket that may be full, from any thread (connection.h).
 #include "host/connection.h"
 
 #include <poll.h>
@@ -27,7 +28,7 @@ Connection::End end_of(int error) {
 
 wire::Header control_frame(wire::Type type, uint64_t value) { return {type, 0, 0, 0, value}; }
 
-// Steps over what has been written.
+// Skips the bytes that have been written.
 void advance(iovec*& parts, size_t& num_parts, size_t num_bytes) {
   while (num_parts && num_bytes >= parts->iov_len) {
     num_bytes -= parts->iov_len;
@@ -79,14 +80,14 @@ void Connection::acknowledge(uint64_t num_applied) {
 }
 
 void Connection::write_pending() {
-  if (!mutex_.try_lock()) return;  // its holder writes the tail
+  if (!mutex_.try_lock()) return;  // the holder writes the tail
   write_due();
   mutex_.unlock();
   settle();
 }
 
-// Sends the acknowledgement that is due. Every thread calls it after it has released the mutex, so it does not matter
-// that one that finds the mutex taken leaves at once.
+// Sends the acknowledgement that is due. Every thread calls this after it has released the mutex, so a thread that
+// finds the mutex taken may leave at once.
 void Connection::settle() {
   while (ack_due_.load() != ack_sent_.load() && end() == End::NONE && mutex_.try_lock()) {
     const bool fits = write_due();
@@ -120,7 +121,7 @@ bool Connection::write(iovec*& parts, size_t& num_parts) {
     else if (errno != EINTR)
       set_end(end_of(errno));
   }
-  num_parts = 0;  // written, or there is nobody to read it
+  num_parts = 0;  // written, or nobody is left to read it
   return true;
 }
 

@@ -1,3 +1,4 @@
+// Collects the parcels of all threads and delivers them late (delayed_puts.h).
 #include "host/delayed_puts.h"
 
 #include <chrono>

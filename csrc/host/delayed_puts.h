@@ -1,4 +1,4 @@
-// Fault injection: a slow, unordered network between ranks of different virtual nodes.
+// Fault injection: makes the network between ranks of different virtual nodes slow and unordered.
 #pragma once
 #include <condition_variable>
 #include <map>
@@ -13,11 +13,12 @@
 
 namespace distmk {
 
-// The data that a task puts to a remote rank is copied at once, and a thread delivers it later: data before the signals
-// that are sent with it, but every parcel after its own random delay, so that parcels overtake each other.
+// The data of a put to a remote rank is copied at once, and a thread delivers it later. Within a parcel, data arrives
+// before the signals that are sent with it. Each parcel has a random delay of its own, so parcels overtake each other.
 class DelayedPuts : public Transport {
  public:
-  // `network`: takes the parcels for ranks that no pointer reaches, once their time has come; null: there are none.
+  // `network` takes the parcels for ranks that no pointer reaches, once their delay is over. It is null if there are no
+  // such ranks.
   DelayedPuts(const RankState& state, std::unique_ptr<Transport> network);
   ~DelayedPuts() override;  // delivers what is in flight
 
@@ -38,7 +39,7 @@ class DelayedPuts : public Transport {
   struct Parcel {
     std::thread::id sender;
     uint32_t rank;
-    std::vector<std::pair<uint64_t, std::vector<char>>> writes;  // by heap offset
+    std::vector<std::pair<uint64_t, std::vector<char>>> writes;  // heap offset, data
     std::vector<std::pair<uint32_t, uint64_t>> signals;          // event, amount
   };
 
@@ -49,7 +50,7 @@ class DelayedPuts : public Transport {
   std::condition_variable changed_;
   std::minstd_rand random_;
   std::map<std::pair<std::thread::id, uint32_t>, Parcel> open_;
-  std::multimap<uint64_t, Parcel> in_flight_;          // by time of delivery, in ns
+  std::multimap<uint64_t, Parcel> in_flight_;          // by time of delivery in ns
   std::map<std::thread::id, uint64_t> num_in_flight_;  // by sender
   bool closing_ = false;
   std::thread thread_;

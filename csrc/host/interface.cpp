@@ -1,4 +1,4 @@
-// The C interface that Python calls, the same in the host twin's library and the emulator's.
+// The C interface that Python calls. The host twin's library and the emulator's library share it.
 #include <chrono>
 
 #include "host/launch.h"
@@ -8,7 +8,7 @@ extern "C" {
 uint64_t distmk_abi_hash() { return distmk::ABI_HASH; }
 
 // Starts the rank's threads and returns at once. `params` must live, and not move, until distmk_join. The launch is
-// stored to `*handle` before a thread runs, so that the caller cannot lose it.
+// stored to `*handle` before any thread runs, so that the caller cannot lose it.
 void distmk_start(distmk::LaunchParams* params, void** handle) {
   distmk::Launch* launch = distmk::make_launch(params).release();
   *handle = launch;
@@ -16,8 +16,8 @@ void distmk_start(distmk::LaunchParams* params, void** handle) {
 }
 
 // Sleeps until there are tokens that the host has not read, the launch is over, or the timeout has passed. Returns 1 if
-// the launch is over. The next piece of a launch in pieces is started here. `counts` is null where no tokens come: then
-// an idle launch costs its host nothing.
+// the launch is over. A launch in pieces starts its next piece here. On ranks without tokens `counts` is null; an idle
+// launch then costs its host nothing.
 int distmk_wait(void* launch, uint64_t timeout_us, const distmk::HostCounts* counts) {
   using Clock = std::chrono::steady_clock;
   auto* running = static_cast<distmk::Launch*>(launch);
@@ -33,7 +33,7 @@ int distmk_wait(void* launch, uint64_t timeout_us, const distmk::HostCounts* cou
   }
 }
 
-// Waits until the launch is over, and frees it. A handle that is null, or was joined before, is let be.
+// Waits until the launch is over, and frees it. Does nothing for a handle that is null or was joined before.
 void distmk_join(void** handle) {
   const std::unique_ptr<distmk::Launch> running(static_cast<distmk::Launch*>(*handle));
   while (running && running->go_on()) {
@@ -41,7 +41,7 @@ void distmk_join(void** handle) {
   *handle = nullptr;
 }
 
-// Tells the threads of every peer-mapped rank to leave.
+// Sets the abort flag of every peer-mapped rank, so that its threads leave.
 void distmk_abort(const uint64_t* heap_bases, uint32_t num_ranks, uint64_t reason) {
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
     if (!heap_bases[rank]) continue;

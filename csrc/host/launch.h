@@ -24,13 +24,13 @@ class Launch {
   // Whether all threads have left.
   bool idle() const { return running_.load(std::memory_order_acquire) == 0; }
 
-  // Sleeps until all threads have left, or the time is up.
+  // Sleeps until all threads have left or the time is up.
   void await_idle(std::chrono::steady_clock::time_point until) {
     std::unique_lock<std::mutex> lock(leaving_);
     left_.wait_until(lock, until, [this] { return idle(); });
   }
 
-  // Waits until all threads have left, and starts the next piece of the launch. False: there is none.
+  // Waits until all threads have left, and starts the next piece of the launch. Returns false if there is none.
   bool go_on() {
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
@@ -64,7 +64,7 @@ class Launch {
   std::vector<std::thread> threads_;
   std::atomic<uint32_t> running_{0};
   std::mutex leaving_;
-  std::condition_variable left_;  // some thread has left
+  std::condition_variable left_;  // a thread has left
 
   bool aborted() const {
     const uint64_t own_heap = reinterpret_cast<const uint64_t*>(params_->heap_bases)[program_.rank];
@@ -72,7 +72,7 @@ class Launch {
   }
 };
 
-// A launch that is not started yet; defined by each library for its own kind.
+// Makes a launch that is not started yet. Each library defines this for its own kind of launch.
 std::unique_ptr<Launch> make_launch(LaunchParams* params);
 
 }  // namespace distmk

@@ -1,3 +1,4 @@
+// The receiver thread of a network: reads frames, checks them and applies them to the heap (network.h).
 #include "host/network.h"
 
 #include <fcntl.h>
@@ -96,7 +97,8 @@ void Network::wait_until(const Met& met, const GoOn& go_on) {
   num_waiting_.fetch_sub(1);
 }
 
-// A waiter counts itself before it looks, and the receiver looks for waiters after it has changed what they look at.
+// No wake-up is lost: a waiter counts itself before it checks its condition, and the receiver looks for waiters after
+// it has changed the condition.
 void Network::notify() {
   if (!num_waiting_.load()) return;
   const std::lock_guard lock(mutex_);
@@ -105,7 +107,7 @@ void Network::notify() {
 
 void Network::wake() const {
   const uint64_t one = 1;
-  if (write(wake_fd_, &one, sizeof one) < 0) return;  // only if it is awake anyway
+  if (write(wake_fd_, &one, sizeof one) < 0) return;  // fails only if the counter is full: the receiver is awake anyway
 }
 
 void Network::raise(Abort reason) {
@@ -137,7 +139,7 @@ void Network::receive() {
   }
 }
 
-// Reads what has arrived, up to a full inbox, so that no connection holds up the others.
+// Reads at most a full inbox, so that no connection holds up the others.
 void Network::read(Connection& connection, Inbox& inbox) {
   const ssize_t got =
       recv(connection.fd, inbox.bytes.data() + inbox.num_bytes, inbox.bytes.size() - inbox.num_bytes, MSG_DONTWAIT);
@@ -152,7 +154,7 @@ void Network::read(Connection& connection, Inbox& inbox) {
   if (inbox.num_applied != before) connection.acknowledge(inbox.num_applied);
 }
 
-// Applies the frames that are complete. False: one is malformed.
+// Applies all complete frames. Returns false if one is malformed.
 bool Network::apply_all(Connection& connection, Inbox& inbox) {
   size_t at = 0;
   while (inbox.num_bytes - at >= sizeof(wire::Header)) {
@@ -200,8 +202,8 @@ bool Network::apply(Connection& connection, Inbox& inbox, const wire::Header& he
   }
 }
 
-// Nothing is written unless all of the parcel is right. The heap begins with this rank's Control, of which a put may
-// only change the beat.
+// Checks the whole parcel before it writes anything. The heap begins with this rank's Control, where a put may change
+// only the beat.
 bool Network::apply_parcel(const wire::Header& header, const char* body) {
   std::array<wire::Write, wire::MAX_WRITES> writes;
   std::array<wire::Signal, wire::MAX_SIGNALS> signals;
@@ -220,7 +222,7 @@ bool Network::apply_parcel(const wire::Header& header, const char* body) {
     if (signals[i].event >= num_events_) return false;
   for (uint32_t i = 0; i < header.num_writes; data += writes[i++].num_bytes) {
     char* to = heap_ + writes[i].heap_offset;
-    if (is_beat(writes[i])) {  // which waits may read at any time
+    if (is_beat(writes[i])) {  // waits may read it at any time
       uint64_t beat;
       memcpy(&beat, data, sizeof beat);
       store_relaxed(reinterpret_cast<uint64_t*>(to), beat);

@@ -1,10 +1,10 @@
-// The network between ranks of different hosts: a connection to each, and a thread that applies what arrives.
+// The network between ranks of different hosts: a connection to each peer, and a thread that applies what arrives.
 //
-// Why sockets and not UCX: its TCP transport listens without authentication, and whoever sends it the right magic
-// number may have it copy bytes to any address of the process (uct/tcp/tcp_ep.c, uct_tcp_ep_handle_put_req); a stranger
-// must not write to a heap. Sockets that distmk/bootstrap has authenticated need a hundred lines for what is used of
-// UCX, and check every offset against the heap. The wheel (libucx-cu12) takes 152 MB, of which TCP between hosts needs
-// little.
+// Why sockets and not UCX: UCX's TCP transport listens without authentication. Whoever sends it the right magic number
+// can have it copy bytes to any address of the process (uct/tcp/tcp_ep.c, uct_tcp_ep_handle_put_req). A stranger must
+// not write to a heap. Sockets that distmk/bootstrap has authenticated do what UCX would do here in a hundred lines,
+// and check every offset against the heap. The wheel (libucx-cu12) takes 152 MB, and TCP between hosts needs little of
+// it.
 #pragma once
 #include <array>
 #include <condition_variable>
@@ -18,39 +18,39 @@
 
 namespace distmk {
 
-// Lives as long as the heap, over many launches. A frame of one launch never arrives in the next: between the two
-// barriers that precede a launch, every rank sends a fence, and zeroes its heap only when the fences of all peers have
-// come.
+// A network lives as long as the heap, over many launches. A frame of one launch never arrives in the next one. Between
+// the two barriers that precede a launch, every rank sends a fence, and zeroes its heap only when the fences of all
+// peers have arrived.
 //
-// The receiver sleeps in poll() and costs nothing while nothing arrives. A connection that ends, and a frame that is
-// malformed, raise the abort flag of this rank (RANK_LOST); `end_of` says why.
+// The receiver sleeps in poll() and costs nothing while nothing arrives. If a connection ends or a frame is malformed,
+// it raises this rank's abort flag (RANK_LOST); `end_of` says why.
 class Network {
  public:
-  // `heap`: of this rank. `sockets`: by rank, -1 where there is none; taken over.
+  // `heap`: this rank's heap. `sockets`: by rank, -1 for none; the network takes them over.
   Network(char* heap, const ProgramHeader& program, const std::vector<int>& sockets);
   ~Network();  // tells the peers that this rank leaves in order
 
-  // Null if `rank` is reached by a pointer.
+  // Null if a pointer reaches `rank`.
   Connection* connection(uint32_t rank) const { return connections_[rank].get(); }
   uint32_t num_ranks() const { return static_cast<uint32_t>(connections_.size()); }
   Connection::End end_of(uint32_t rank) const;
 
-  // Sets this rank's abort flag if a connection has ended already. Called at the start of a launch.
+  // Sets this rank's abort flag if a connection is over already. Called at the start of a launch.
   void check_connections();
   // Sets the abort flag of every rank that has a connection.
   void abort(uint64_t reason);
 
-  // Sends a fence to every peer. reached_fence(): whether the fences of all peers have come that are still there,
+  // Sends a fence to every peer. reached_fence() returns whether the fences of all peers that are still there arrive
   // within `timeout_ns`.
   void send_fence();
   bool reached_fence(uint64_t timeout_ns);
 
-  // Waits until `connection` has had `number` parcels acknowledged, or is over, or `go_on` gives up. Polls `num_polls`
-  // times before it sleeps.
+  // Waits until the peer has acknowledged `number` parcels, the connection is over, or `go_on` gives up. Polls
+  // `num_polls` times before it sleeps.
   void wait_for(const Connection& connection, uint64_t number, uint32_t num_polls, const GoOn& go_on);
 
  private:
-  // What has been received of one connection and not been applied.
+  // Bytes that one connection has received and that are not applied yet.
   struct Inbox {
     std::array<char, wire::MAX_FRAME_BYTES> bytes;
     size_t num_bytes = 0;
@@ -67,7 +67,7 @@ class Network {
   uint64_t num_fences_ = 0;
   std::atomic<bool> closing_{false};
   std::atomic<uint32_t> num_waiting_{0};
-  std::mutex mutex_;  // of the condition
+  std::mutex mutex_;  // for changed_
   std::condition_variable changed_;
   std::thread receiver_;
 
@@ -76,7 +76,7 @@ class Network {
   template <class Met>
   void wait_until(const Met& met, const GoOn& go_on);
 
-  // Of the receiver.
+  // Run by the receiver thread.
   void receive();
   void read(Connection& connection, Inbox& inbox);
   bool apply_all(Connection& connection, Inbox& inbox);

@@ -1,3 +1,4 @@
+// Cuts parcels into frames, sends them and waits for their acknowledgements (network_transport.h).
 #include "host/network_transport.h"
 
 #include <algorithm>
@@ -19,9 +20,9 @@ struct Frame {
 
   bool has_room() const { return header.num_writes < wire::MAX_WRITES && header.num_bytes < wire::MAX_DATA_BYTES; }
 
-  // Adds as much as fits of `num_bytes`; returns how much that is.
+  // Adds as much of `num_bytes` as fits, and returns how much that is.
   uint64_t add(uint64_t heap_offset, const char* src, uint64_t num_bytes) {
-    // Limits and so cuts are multiples of every element's size from the beginning of the put.
+    // A put is cut only at multiples of this from its beginning. Every element's size divides it.
     constexpr uint32_t CUT_BYTES = 64;
     uint64_t most = wire::MAX_DATA_BYTES - header.num_bytes;
     if (num_bytes > most) most -= most % CUT_BYTES;
@@ -50,8 +51,8 @@ uint64_t new_launch() {
 
 }  // namespace
 
-// How long a worker waits for the network: until the launch is given up, or to its deadline. The time that the process
-// was stopped does not count, as in Backoff. At the end of its patience it tells all ranks to leave.
+// How long a worker waits for the network: until the launch is given up or its own deadline passes. Time in which the
+// process was stopped does not count (see Backoff). When its patience ends, it tells all ranks to leave.
 class NetworkTransport::Patience {
  public:
   explicit Patience(const RankState& state) : state_(state) {}

@@ -1,4 +1,4 @@
-// Puts and signals of one rank's launch over the network.
+// Puts and signals of one rank's launch over the network between hosts.
 #pragma once
 #include <vector>
 
@@ -7,7 +7,7 @@
 
 namespace distmk {
 
-// A thread's parcel for a rank is a list of what to send; `send` hands it to the socket at once, without copying it.
+// A thread's parcel for a rank lists what to send. `send` hands the parcel to the socket at once, without copying it.
 // Parcels for a rank arrive in the order in which they were sent, by whichever thread.
 class NetworkTransport : public Transport {
  public:
@@ -27,13 +27,13 @@ class NetworkTransport : public Transport {
     const char* src;
     uint64_t num_bytes;
   };
-  // What a thread sends to a rank: the open parcel, and the number of the last one that was sent and not waited for.
+  // What a thread sends to a rank: the open parcel, and the number of the last parcel that was sent and not waited for.
   struct Outbox {
     std::vector<Put> puts;
     std::vector<wire::Signal> signals;
     uint64_t last_sent = 0;  // 0: none
   };
-  // Of one thread. It belongs to the last launch that the thread sent for.
+  // The outboxes of one thread. They belong to the last launch that the thread sent for.
   struct Sender {
     uint64_t launch = 0;
     std::vector<Outbox> outboxes;  // by rank

@@ -1,3 +1,4 @@
+// The table of open networks (networks.h).
 #include "host/networks.h"
 
 #include <map>
@@ -25,7 +26,7 @@ std::shared_ptr<Network> find_network(uint32_t number) {
 }
 
 void close_network(uint32_t number) {
-  std::shared_ptr<Network> closed;  // its destructor waits for a thread
+  std::shared_ptr<Network> closed;  // destroyed without the lock, as the destructor waits for a thread
   {
     const std::lock_guard lock(mutex);
     if (const auto found = networks.find(number); found != networks.end()) {

@@ -1,4 +1,4 @@
-// The host twin: one rank of a launch, with a thread per worker and, if asked for, a thread per scheduler.
+// The host twin: one rank of a launch, with a thread per worker and, if requested, a thread per scheduler.
 #include "host/delayed_puts.h"
 #include "host/launch.h"
 #include "host/network_transport.h"
@@ -39,12 +39,12 @@ class HostLaunch : public Launch {
  private:
   uint64_t faults_seen_ = 0;
   RankState state_;
-  const std::shared_ptr<Network> network_;  // null: every rank is reached by a pointer
+  const std::shared_ptr<Network> network_;  // null: pointers reach every rank
   std::unique_ptr<Transport> transport_;
 
-  // Calls `run_turn` with the programs that have a turn, that of `params` first. It returns Batch::stop as it has seen
-  // it. Schedulers with threads of their own have one program only: one that dispatches nothing would not see a turn
-  // end.
+  // Runs the programs that have a turn, the program of `params` first. `run_turn` runs one turn and returns the
+  // Batch::stop that it has seen. If schedulers have threads of their own, there is one program only: a scheduler that
+  // dispatches nothing would not see a turn end.
   template <class RunTurn>
   void take_turns(LaunchParams params, const RunTurn& run_turn) {
     for (;;) {

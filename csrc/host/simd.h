@@ -1,5 +1,5 @@
-// SIMD for the host's task bodies: compiler vector types, one source for AVX-512, AVX2, NEON and plain SSE; conversions
-// between bf16 and float32; scratch memory.
+// SIMD for the host's task bodies: compiler vector types, so that one source serves AVX-512, AVX2, NEON and plain SSE;
+// conversions between bf16 and float32; scratch memory.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -47,8 +47,8 @@ DISTMK_INLINE Vec load(const float* p) {
 DISTMK_INLINE void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 DISTMK_INLINE Vec splat(float value) { return Vec{} + value; }
 
-// sum + a * b, rounded once (fused multiply-add). The compiler, depending on the processor it tunes for, would fuse it
-// in one loop and not in the next, and results would depend on the loop that computed them.
+// sum + a * b, rounded once (fused multiply-add). Depending on the processor it tunes for, the compiler would fuse it
+// in one loop and not in another. Results would then depend on the loop that computed them.
 DISTMK_INLINE Vec add_product(Vec sum, Vec a, Vec b) {
 #if DISTMK_BF16_PRODUCTS
   return _mm512_fmadd_ps(a, b, sum);
@@ -62,7 +62,7 @@ DISTMK_INLINE Vec add_product(Vec sum, Vec a, Vec b) {
 }
 
 // A block of bf16 read as 32-bit words: even elements are the low halves, odd elements the high halves, and one
-// instruction converts either to float32. Float32 operands of a block are therefore stored even elements first
+// instruction converts either to float32. So float32 operands of a block are stored with the even elements first
 // (split_block()).
 DISTMK_INLINE Bits load_block(const uint16_t* p) {
   Bits v;
@@ -77,7 +77,7 @@ DISTMK_INLINE void split_block(Vec a, Vec b, Vec* even, Vec* odd, std::index_seq
   *even = __builtin_shufflevector(a, b, (2 * I)...);
   *odd = __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
-// BLOCK floats, even elements first; join_block() is the inverse.
+// Stores BLOCK floats, the even elements first; join_block() is the inverse.
 DISTMK_INLINE void split_block(float* out, Vec a, Vec b) {
   Vec even, odd;
   split_block(a, b, &even, &odd, std::make_index_sequence<LANES>{});
@@ -93,7 +93,7 @@ inline void join_block(float* block) {
 DISTMK_INLINE Vec max_of(Vec a, Vec b) { return a > b ? a : b; }
 DISTMK_INLINE Vec min_of(Vec a, Vec b) { return a < b ? a : b; }
 
-// Of all lanes, distant ones first.
+// Joins all lanes, distant ones first.
 template <uint32_t N, class V, class Join, size_t... I>
 DISTMK_INLINE float reduced(V v, const Join& join, std::index_sequence<I...>) {
   const auto half = join(__builtin_shufflevector(v, v, I...), __builtin_shufflevector(v, v, (N / 2 + I)...));
@@ -115,11 +115,11 @@ DISTMK_INLINE float max_of(Vec v) {
   return reduced(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// e^x of x up to 88, relative error about 1e-7: x = n ln 2 + r, a polynomial in r, n added to the exponent. Zero below
-// -87 and for -inf.
+// e^x for x up to 88, with a relative error of about 1e-7. It takes x = n ln 2 + r, a polynomial in r, and adds n to
+// the exponent. The result is zero below -87 and for -inf.
 DISTMK_INLINE Vec exp_of(Vec x) {
 #if DISTMK_BF16_PRODUCTS
-  // Masks of all lanes: the intrinsics without a mask begin with an undefined register, of which the compiler warns.
+  // All lanes are in the masks: intrinsics without a mask begin with an undefined register, and the compiler warns.
   const Vec bounded = x;
   const Vec n = _mm512_maskz_roundscale_ps(0xffff, bounded * 1.44269504f, _MM_FROUND_TO_NEAREST_INT);
 #else
@@ -143,7 +143,7 @@ DISTMK_INLINE Vec exp_of(Vec x) {
 #endif
 }
 
-// The functions of a Vec that runtime/math.h wants.
+// The functions of a Vec that the formulas of runtime/math.h need.
 struct VectorMath {
   static constexpr float LOG_E = 1.0f;
   static Vec exp(Vec x) { return exp_of(min_of(x, splat(88.0f))); }
@@ -163,21 +163,21 @@ inline float from_bf16(uint16_t value) {
   memcpy(&out, &bits, sizeof out);
   return out;
 }
-// To nearest, ties to even; a NaN stays a NaN.
+// Rounds to nearest, ties to even; a NaN stays a NaN.
 inline uint16_t to_bf16(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
-// LANES elements, rounded in the same way.
+// Rounds LANES elements in the same way.
 DISTMK_INLINE Halves to_bf16(Vec v) {
   const Bits bits = reinterpret_cast<Bits>(v);
   const Bits rounded = bits + 0x7fffu + (bits >> 16 & 1u);
   const Bits chosen = (bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded;
   return __builtin_convertvector(chosen >> 16, Halves);
 }
-// The same of operands of products, which take subnormal numbers for zero where one instruction rounds.
+// Rounds operands of products. Where one instruction rounds, subnormal numbers become zero.
 DISTMK_INLINE Halves operand_to_bf16(Vec v) {
 #if DISTMK_BF16_PRODUCTS
   return (Halves)_mm512_cvtneps_pbh(v);
@@ -194,8 +194,8 @@ inline void to_bf16(uint16_t* out, const float* x, uint32_t n) {
 inline void from_bf16(float* out, const uint16_t* x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] = from_bf16(x[i]);
 }
-// Operands of products: the nearest bf16 of N floats, the nearest of what is left (nothing of what is not finite), and
-// so on, `stride` apart.
+// Splits N floats into `num_parts` bf16 operands of products, `stride` apart: the nearest bf16, then the nearest bf16
+// of the remainder, and so on. A number that is not finite leaves no remainder.
 template <uint32_t N>
 void split_bf16(const float* x, uint32_t num_parts, uint16_t* out, uint32_t stride) {
   for (uint32_t i = 0; i < N; i += LANES) {
@@ -208,7 +208,7 @@ void split_bf16(const float* x, uint32_t num_parts, uint16_t* out, uint32_t stri
     }
   }
 }
-// Zeros `num_cols` columns of each row (float or bf16); null: nothing.
+// Zeros `num_cols` columns of each row (float or bf16). Does nothing if `out` is null.
 template <class T>
 void clear(T* out, uint32_t num_rows, uint64_t stride, uint32_t num_cols) {
   for (uint32_t row = 0; out && row < num_rows; ++row) memset(out + row * stride, 0, num_cols * sizeof(T));
@@ -241,7 +241,7 @@ DISTMK_INLINE void swap_quarters(Words (&rows)[16], std::integer_sequence<uint32
   }
 }
 
-// The transposed matrix of 16 x 16 words, as 16 rows.
+// Transposes a matrix of 16 x 16 words.
 DISTMK_INLINE void transpose(Words (&rows)[16]) {
   const auto all = std::make_integer_sequence<uint32_t, 16>{};
   swap_quarters<1>(rows, all);
@@ -251,7 +251,7 @@ DISTMK_INLINE void transpose(Words (&rows)[16]) {
 }
 
 // Memory of the calling thread for one purpose (`Tag`), aligned to a cache line. It grows to the largest size requested
-// so far, so that a steady state allocates nothing; growing discards its contents.
+// so far, so a steady state allocates nothing. Growing discards its contents.
 template <class Tag>
 float* scratch(uint64_t num_floats) {
   struct Free {

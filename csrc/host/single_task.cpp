@@ -13,7 +13,8 @@ bool known(uint16_t type) {
 
 }  // namespace
 
-// Runs the body and signals its triggers. Returns 0, or 1: no such task type; 2: the program has another ABI.
+// Runs the body and signals its triggers. Returns 0, or 1 for an unknown task type, or 2 if the program has another
+// ABI.
 extern "C" int distmk_run_task(const distmk::LaunchParams* params, const distmk::TaskDesc* task, uint64_t iteration,
                                uint32_t instance) {
   uint64_t faults_seen = 0;

@@ -1,3 +1,4 @@
+// The runtime's transport functions (runtime/rank_state.h), on the transports of the host twin.
 #include "host/transport.h"
 
 namespace distmk {

@@ -4,16 +4,16 @@
 
 namespace distmk {
 
-// Of one rank in one launch. Implemented by NetworkTransport (host/network_transport.h) and, for fault injection, by
-// DelayedPuts (host/delayed_puts.h), which takes puts first if there are both.
+// The transport of one rank in one launch. NetworkTransport (host/network_transport.h) implements it and, for fault
+// injection, DelayedPuts (host/delayed_puts.h). If there are both, DelayedPuts takes puts first.
 class Transport {
  public:
   virtual ~Transport() = default;
 
-  // Whether `rank` is reached by this transport instead of a pointer.
+  // Whether this transport reaches `rank`, because no pointer does.
   virtual bool covers(uint32_t rank) const = 0;
 
-  // Both add to this thread's open parcel for `rank`. The source is read by `send` at the latest.
+  // put() and signal() add to this thread's open parcel for `rank`. The source may be read as late as in send().
   virtual void put(uint32_t rank, uint64_t heap_offset, const void* src, uint64_t num_bytes) = 0;
   virtual void signal(uint32_t rank, uint32_t event, uint64_t amount) = 0;
   // Sends this thread's parcel for `rank`: its data arrives before its signals. The next parcel may overtake it.

@@ -5,7 +5,7 @@
 
 namespace distmk {
 
-// A negative token id: no candidate.
+// A candidate with a negative token id is none.
 DISTMK_FN Candidate better_of(const Candidate& a, const Candidate& b) {
   const bool second = b.token >= 0 && (a.token < 0 || b.value > a.value || (b.value == a.value && b.token < a.token));
   return second ? b : a;

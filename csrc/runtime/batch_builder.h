@@ -1,4 +1,5 @@
-// Builds the batch of the next iteration: a row for every sequence that decodes, then chunks of prompts.
+// Builds the batch of the next iteration: a row for every sequence that decodes, then chunks of prompts. The program of
+// a slab iteration carries up to MAX_ROWS rows; that of a job iteration carries more, and its batch is a JobBatch.
 #pragma once
 #include "runtime/job_batch.h"
 #include "runtime/page_table.h"
@@ -7,8 +8,8 @@
 
 namespace distmk {
 
-// Of a job iteration, `batch` gets the counts; runs and sampled rows go into the JobBatch in the heap, and its tokens
-// follow from them (store_job_tokens).
+// For a job iteration `batch` gets the counts only. Its runs and sampled rows go into the JobBatch in the heap, and
+// store_job_tokens() derives the tokens from them.
 class BatchBuilder {
  public:
   DISTMK_FN BatchBuilder(const Context& context, const SchedulerStepArgs& args, BatcherState& state,
@@ -21,7 +22,7 @@ class BatchBuilder {
         batch_(batch),
         pages_(pages) {}
 
-  // The program that the next iteration is for. Those that have rows which no other may compute take turns.
+  // The program that the next iteration is for. Programs with rows that no other program may compute take turns.
   DISTMK_FN uint32_t choose_program() {
     const uint32_t wanted = choice_.program_for(num_wanted_rows());
     keeps_ = sequences_.any_kept() && choice_.may_switch() && kept_rows_fit();
@@ -33,15 +34,15 @@ class BatchBuilder {
     return choice_.next(programs);
   }
 
-  // One row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages. Rows
-  // that keep to another program are left out; those that keep to this one come first.
+  // Adds one row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages.
+  // Rows that keep to another program are left out; rows that keep to this program come first.
   DISTMK_FN void build(uint32_t program) {
     job_batch_ = choice_.has_jobs(program) ? context_.at<JobBatch>(choice_.batch(program)) : nullptr;
     num_rows_ = num_runs_ = 0;
     batch_.num_rows = batch_.num_runs = 0;
     max_sampled_ = choice_.max_sampled(program);
     const uint32_t max_rows = choice_.max_rows(program), end = sequences_.end();
-    uint32_t num_reading = 0, num_kept = 0;  // num_kept: those of them that keep to programs
+    uint32_t num_reading = 0, num_kept = 0;  // num_kept: how many of them keep to programs
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < end; ++slot) {
       const Sequence& sequence = sequences_[slot];
@@ -82,12 +83,12 @@ class BatchBuilder {
   JobBatch* job_batch_ = nullptr;
   uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
-  bool keeps_ = false;                    // whether there are several programs, and rows keep to one of them
+  bool keeps_ = false;                    // several programs exist, and some rows keep to one
 
-  // Programs round differently. So the position of a row alone says which program computes it, if its sequence keeps to
-  // programs: its tokens then seldom depend on its company. The smallest bucket that holds a prompt computes it, and
-  // the first program computes all other rows. Tokens that were generated before a sequence was put back are no part of
-  // its prompt here.
+  // Programs round differently. So a sequence with a seed keeps to programs: a row's position alone says which program
+  // computes it. The tokens of the sequence then seldom depend on what else runs. The smallest bucket that holds the
+  // prompt computes the prompt; the first program computes all other rows. Tokens that were generated before a
+  // preemption do not count as prompt here.
 
   DISTMK_FN uint32_t own_prompt_len(const Sequence& sequence) const {
     return sequence.prompt_len - request_of(context_.params(), sequence).num_output;
@@ -103,14 +104,14 @@ class BatchBuilder {
   DISTMK_FN bool is_for(uint32_t program, uint32_t slot) const {
     return !keeps_ || !sequences_.is_kept(slot) || program_of(slot) == program;
   }
-  // The rows of a prompt up to here may be in one run.
+  // One past the last prompt row that may share a run with the sequence's next row.
   DISTMK_FN uint32_t end_of_reading(uint32_t slot) const {
     const Sequence& sequence = sequences_[slot];
     const uint32_t end = keeps_ && sequences_.is_kept(slot) ? own_prompt_len(sequence) : 0;
     return sequence.position < end ? end : sequence.prompt_len;
   }
   // Whether an iteration of the first program has room for a row of every sequence that keeps to programs. If it has
-  // not, none does.
+  // not, no sequence keeps to programs.
   DISTMK_FN bool kept_rows_fit() const {
     uint32_t num = 0;
     DISTMK_NO_UNROLL
@@ -118,7 +119,8 @@ class BatchBuilder {
     return num <= choice_.max_rows(0);
   }
 
-  // A row of every sequence that decodes and keeps to programs, or of every other one. If none does, a row of all.
+  // Adds a row for every decoding sequence that keeps to programs (`kept`), or for every other decoding sequence. If no
+  // sequence keeps to programs, adds a row for all.
   DISTMK_FN void add_decoding(uint32_t program, uint32_t max_rows, bool kept) {
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < sequences_.end() && num_rows_ < max_rows; ++slot) {
@@ -128,7 +130,7 @@ class BatchBuilder {
     }
   }
 
-  // Those of the first sequences, once they are more than the program follows from.
+  // Rows that all sequences want. Stops counting once more rows would not change the choice of program.
   DISTMK_FN uint32_t num_wanted_rows() const {
     const uint32_t enough = choice_.least_rows();
     uint32_t wanted = 0;
@@ -140,7 +142,7 @@ class BatchBuilder {
     return wanted;
   }
 
-  // The next `num_rows` rows of a sequence; fewer if more of them are sampled than a job batch has room for. Returns
+  // Adds the next `num_rows` rows of a sequence, or fewer if a job batch has no room for so many sampled rows. Returns
   // how many.
   DISTMK_FN uint32_t add_run(uint32_t slot, uint32_t num_rows) {
     Sequence& sequence = sequences_[slot];
@@ -164,7 +166,8 @@ class BatchBuilder {
     }
   }
 
-  // Page by page, as most rows of a prompt need nothing else of a single thread. Returns whether there is any.
+  // Goes page by page, because most rows of a prompt need nothing else from the single thread that runs this. Returns
+  // whether any row was added.
   DISTMK_FN bool add_job_rows(uint32_t slot, Sequence& sequence, const Request& request, uint32_t num_rows) {
     const uint32_t end = sequence.position + num_rows, begin = num_rows_;
     while (sequence.position < end) {
@@ -197,7 +200,7 @@ class BatchBuilder {
   }
 };
 
-// Fills in the tokens of a job batch. All threads of the team take a share of the rows.
+// Fills in the tokens of a job batch. The threads of the team share the rows.
 DISTMK_FN void store_job_tokens(const Context& context, const Sequences& sequences, const Batch& batch,
                                 JobBatch& jobs) {
   for (uint32_t row = context.team.index; row < batch.num_job_rows; row += context.team.size) {

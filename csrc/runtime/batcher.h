@@ -1,4 +1,4 @@
-// The scheduler step of rank 0, between two iterations: takes the sampled tokens, finishes and admits requests, and
+// The scheduler step of rank 0, between two iterations: it takes the sampled tokens, finishes and admits requests, and
 // builds the next batch (continuous batching with chunked prefill).
 #pragma once
 #include "runtime/batch_builder.h"
@@ -15,14 +15,14 @@ struct BatcherMemory {
   Sequence* far;  // see Sequences
 };
 
-// How a scheduler step ends, in bits. Without a batch it is postponed: there is nothing to run, or the host has left no
-// room for tokens.
+// What a scheduler step has produced, in bits. A step without a batch is postponed: nothing can run, or the host has
+// left no room for tokens.
 enum Step : uint32_t { HAS_BATCH = 1, HAS_PAGES = 2, HAS_RECORDS = 4 };
 
 class Batcher {
  public:
-  // `events`: room for HostRings. Not a member, and no member points to another one: a GPU keeps what the batcher has
-  // in registers only if it needs no addresses for it.
+  // `events` is memory for HostRings. It is no member, and no member points to another one: a GPU keeps the batcher in
+  // registers only if nothing needs its address.
   DISTMK_FN Batcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory, TokenEvent* events)
       : context_(context),
         args_(args),
@@ -32,7 +32,8 @@ class Batcher {
         sequences_(*memory.state, memory.far),
         rings_(context.params(), state_, num_slots(args), events, far_events(context, args)) {}
 
-  // Turns the batch of the last iteration into that of this one. Afterwards publish() tells the host about it.
+  // Turns the batch of the last iteration into the next one. Returns bits of Step. Afterwards publish() informs the
+  // host.
   DISTMK_FN uint32_t advance() {
     if (!context_.resumed && context_.iteration == 0) reset();
     if (!context_.resumed) state_.tokens_taken = 0;
@@ -46,7 +47,7 @@ class Batcher {
            reported_.any_record() * HAS_RECORDS;
   }
 
-  // With all threads of the team, if there are records: what publish() tells the host of comes with them.
+  // If the rows have records, all threads of the team call this before publish() announces the rows' tokens.
   DISTMK_FN void copy_records() const {
     distmk::copy_records(context_.team, context_.params(), context_.at<LogprobRecord>(args_.logprobs), reported_,
                          rings_.first_place());
@@ -106,27 +107,27 @@ class Batcher {
     return true;
   }
 
-  // The batch of an iteration of `num_rows` is there. Only slab iterations have Lamport rows to be reset.
+  // Counts an iteration of `num_rows` rows, whose batch is complete. Only slab iterations have Lamport rows to reset.
   DISTMK_FN void begin_iteration(uint32_t num_rows) {
     ++state_.num_iterations;
     if (num_rows > MAX_ROWS) return;
     batch_.num_reset_rows = num_rows < state_.last_rows ? state_.last_rows : static_cast<uint16_t>(num_rows);
     if (!batch_.num_job_rows) state_.last_rows = static_cast<uint8_t>(num_rows);
   }
-  // Whether the program goes on with an iteration of `num_rows` rows, one of every running sequence.
+  // Whether this program continues with an iteration of `num_rows` rows, one for every running sequence.
   DISTMK_FN bool is_for_own(uint32_t num_rows) const {
     return !batch_.num_job_rows && num_rows == state_.num_running &&
            ProgramChoice(context_, args_).program_for(num_rows) == args_.program;
   }
 
-  // `NEAR`: the iteration is one of slabs, and all its sequences are in the first MAX_ROWS slots. So a GPU knows that
-  // they are in shared memory.
+  // `NEAR`: the last iteration was a slab iteration, and all its sequences are in the first MAX_ROWS slots. The
+  // compiler then knows that they are in shared memory on a GPU.
   template <bool NEAR>
   DISTMK_FN Sequence& sequence_of(const BatchRow& row) const {
     return NEAR ? sequences_.near(row.slot) : sequences_[row.slot];
   }
 
-  // A drawn row's token, or the best.
+  // The token that was drawn for the row, or else its best token.
   template <bool NEAR>
   DISTMK_FN int32_t token_of_row(uint32_t index, const BatchRow& row) const {
     if (args_.drawn && row.sample == static_cast<int32_t>(RowSample::DRAW))
@@ -171,7 +172,7 @@ class Batcher {
     return is_full ? FinishReason::LENGTH : FinishReason::NONE;
   }
 
-  // The common case: the same rows, one position further. build_batch() could only change their order.
+  // The common case: the same rows, one position further. Building the batch anew could only change their order.
   template <bool NEAR>
   DISTMK_FN void advance_rows() {
     DISTMK_NO_UNROLL
@@ -190,7 +191,8 @@ class Batcher {
     sequences_.free(slot);
   }
 
-  // Pages that the running sequences take in any case: for the next token, or for the rest of a prompt.
+  // Pages that the running sequences take in any case: for the next token and, `with_prompts`, for the rest of a
+  // prompt.
   DISTMK_FN uint32_t num_claimed(bool with_prompts) const {
     uint32_t num_pages = 0;
     DISTMK_NO_UNROLL
@@ -205,8 +207,8 @@ class Batcher {
     return num_pages;
   }
 
-  // Puts back the youngest sequences until all that decode can have a page for their next token. The oldest one always
-  // can: the cache has room for the longest sequence. Returns whether any was put back.
+  // Preempts the youngest sequences until every decoding sequence can have a page for its next token. The oldest
+  // sequence always can, because the cache has room for the longest one. Returns whether any was preempted.
   DISTMK_FN bool make_room() {
     bool preempted = false;
     while (pages_.num_free() < state_.num_running && num_claimed(false) > pages_.num_free())
@@ -214,7 +216,7 @@ class Batcher {
     return preempted;
   }
 
-  // The host sends its request again, with all tokens so far in the prompt.
+  // Frees the youngest sequence. The host sends its request again, with all tokens so far as the prompt.
   DISTMK_FN bool preempt_youngest() {
     uint32_t youngest = 0, least_behind = ~0u;
     DISTMK_NO_UNROLL
@@ -230,10 +232,11 @@ class Batcher {
     return true;
   }
 
-  // Whether the launch ends: the host sends no more, and nothing waits.
+  // Whether the launch ends: the host sends no more requests, and none is waiting.
   DISTMK_FN bool is_over() const { return state_.finishing && state_.num_admitted == state_.num_commands; }
 
-  // Reads what the host has sent. Requests stay in the ring until they are admitted. Returns whether a slot was freed.
+  // Reads the commands that the host has sent. Requests stay in the ring until they are admitted. Returns whether a
+  // slot was freed.
   DISTMK_FN bool read_commands() {
     bool freed = false;
     const uint64_t sent = rings_.num_sent();
@@ -246,7 +249,7 @@ class Batcher {
     return freed;
   }
 
-  // A request that is not found is over already: the host has not read its last token yet.
+  // A request that is not found is over already; the host has only not read its last token yet.
   DISTMK_FN bool cancel(uint32_t id) {
     DISTMK_NO_UNROLL
     for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
@@ -260,13 +263,13 @@ class Batcher {
     for (uint64_t index = state_.num_admitted; index != state_.num_commands; ++index) {
       Command& waiting = rings_.command(index);
       if (waiting.id != id || waiting.kind != static_cast<uint32_t>(CommandKind::ADD)) continue;
-      waiting.kind = static_cast<uint32_t>(CommandKind::CANCEL);  // admit() passes it by
+      waiting.kind = static_cast<uint32_t>(CommandKind::CANCEL);  // admit() skips it
       rings_.add(id, -1, FinishReason::ABORT, iteration_);
     }
     return false;
   }
 
-  // Requests start in order.
+  // Starts the waiting requests in the order of the ring.
   DISTMK_FN bool admit() {
     bool admitted = false;
     const uint32_t max_sequences = ProgramChoice(context_, args_).max_sequences();
@@ -281,7 +284,7 @@ class Batcher {
     return admitted;
   }
 
-  // Starts a request in a free slot. False: too few pages are free.
+  // Starts a request in a free slot. Returns false if too few pages are free.
   DISTMK_FN bool start(uint32_t slot, uint32_t entry) {
     const Request& request = reinterpret_cast<const Request*>(context_.params().requests)[entry];
     Sequence& sequence = sequences_[slot];

@@ -1,12 +1,12 @@
-// What a task body may touch: its rank's memory by operand, its peers' memory by put and push.
+// The interface of a task body: its rank's memory by operand, its peers' memory by put and push.
 #pragma once
 #include "platform/start_signal.h"
 #include "runtime/rank_state.h"
 
 namespace distmk {
 
-// What a body is given: the rank, the task and the iteration it runs for. Every thread of the team has a Context of its
-// own and calls put, push and finish together with the others.
+// What a body is given: the rank, the task and the iteration. Every thread of the team has a Context of its own, and
+// all threads call put, push and finish together.
 class Context {
  public:
   const RankState& rank_state;
@@ -31,9 +31,9 @@ class Context {
     finished_ = false;
   }
 
-  // Waits until the task's waits are met, that is until all that other tasks write for it can be read. False: the
-  // launch is over or the task was revoked; the body returns. Before this call a body may do what depends on no other
-  // task of the iteration.
+  // Waits until the task's waits are met: everything that other tasks write for it can then be read. Returns false if
+  // the launch is over or the task was revoked; the body then returns. Before this call a body may do only what depends
+  // on no other task of the iteration.
   DISTMK_FN bool inputs_ready() {
     if (ready_) return true;
     ready_ = polled_ ? start_.confirm() : start_.wait();
@@ -41,32 +41,34 @@ class Context {
     return ready_;
   }
 
-  // What inputs_ready() has said to another context of this task.
+  // Takes over what inputs_ready() has returned in another context of this task.
   DISTMK_FN void set_ready(bool ready) { ready_ = ready; }
 
-  // For a body that prepares (Task.prepares): what it does first. Afterwards it may read the batch and what was written
-  // before the batch, and use the shared memory of bodies: all warps have left the worker's previous task, whose copies
-  // have landed by then, and the loader fills the stages for a product in jobs only once the consumers have entered
-  // that. False: the launch is over; the body returns. If inputs_ready() is false later, it first waits for its own
-  // copies into shared memory.
+  // First call of a body that prepares (Task.prepares). Afterwards the body may read the batch and everything written
+  // before the batch. It may also use the shared memory of bodies. All warps have left the worker's previous task,
+  // whose copies have landed by then, and the loader fills the stages for a product in jobs only once the consumers
+  // have entered it. Returns false if the launch is over; the body then returns. If inputs_ready() is false later, the
+  // body first waits for its own copies into shared memory.
   DISTMK_FN bool begin_preparing() {
     start_.wait_previous();
     return has_batch() || inputs_ready();
   }
 
-  // For a body that polls its inputs in Lamport buffers and writes as soon as they have arrived; the checker proves
-  // that what it overwrites is no longer read by then. begin_polling() waits for the end of the worker's previous task,
-  // with which all that this worker leaves for the task is there. stop_polling() is true once the task's waits are met
-  // or the launch is over. inputs_polled() says that the inputs have arrived: the waits are then needed only at the
-  // task's end, or not at all if the inputs imply them.
+  // For a body that polls its inputs in Lamport buffers and writes as soon as they have arrived. The checker proves
+  // that no task still reads the memory that it overwrites.
+
+  // Waits for the end of the worker's previous task, so that everything this worker leaves for the task is there.
   DISTMK_FN void begin_polling() const { start_.wait_previous(); }
+  // True once the task's waits are met or the launch is over.
   DISTMK_FN bool stop_polling() const { return ready_ || start_.is_ready(); }
+  // Says that the inputs have arrived. The waits are then needed only at the task's end, or not at all if the inputs
+  // imply them.
   DISTMK_FN void inputs_polled() {
     if (!ready_ && !polled_) start_.record_time();
     polled_ = true;
   }
-  // Calls `load`, which returns whether all its elements have arrived: once if not `polls`, else until it returns true
-  // or the task's waits are met. The latter ends the polling of a zero by a writer that does not store it as -0.
+  // Calls `load`, which returns whether all its elements have arrived. Without `polls` it is called once, else until it
+  // returns true or the task's waits are met. The waits end the polling of a zero whose writer does not store it as -0.
   template <class Load>
   DISTMK_FN void poll(bool polls, const Load& load) const {
     for (bool last = !polls;;) {
@@ -76,15 +78,17 @@ class Context {
   }
   DISTMK_FN uint64_t ready_ns() const { return ready_ns_; }
 
-  // The instances of a spread task that this worker runs are `instance`, `instance` + num_workers, ... below `count`.
-  // take_assigned() returns whether there is one; a body that has fewer instances in this iteration than max_instances
-  // calls it again with their number. next_assigned() advances `index` to the next one and returns whether it exists. A
+  // The instances of a spread task that this worker runs are `instance`, `instance` + num_workers, ... below `count`. A
   // task that is not spread has one assignment: the whole task.
+
+  // Returns whether there is an instance to run. A body that has fewer instances in this iteration than max_instances
+  // calls it again with their number.
   DISTMK_FN bool take_assigned(uint32_t count) {
     if (!is_spread(*task.desc)) return true;
     num_assigned_ = count;
     return instance < count;
   }
+  // Advances `index` to the next instance and returns whether that exists.
   DISTMK_FN bool next_assigned(uint32_t& index) const {
     index += rank_state.program->num_workers;
     return index < num_assigned_;
@@ -108,13 +112,14 @@ class Context {
     return reinterpret_cast<T*>(rank_state.heap_bases[rank] + (operand & ((1ull << SPACE_SHIFT) - 1)));
   }
 
-  // Copies to the same heap offset on another rank. Arrives there before the signals of a later push() to that rank.
+  // Copies to the same heap offset on another rank. The data arrives there before the signals of a later push() to that
+  // rank.
   DISTMK_FN void put(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) const {
     if (void* mapped = peer<void>(rank, dst)) return copy_bytes(team, mapped, src, num_bytes);
     transport_put(*rank_state.transport, team, rank, dst & ((1ull << SPACE_SHIFT) - 1), src, num_bytes);
   }
 
-  // The same for data that no signal follows.
+  // put() for data that no signal follows.
   DISTMK_FN void put_now(uint32_t rank, uint64_t dst, const void* src, uint64_t num_bytes) const {
     put(rank, dst, src, num_bytes);
     if (!peer<void>(rank, dst) && team.leader()) transport_send(*rank_state.transport, rank);
@@ -126,7 +131,7 @@ class Context {
     signal_rank(rank);
   }
 
-  // Signals this task's triggers on a rank that has all its data.
+  // Signals this task's triggers on a rank that already has all its data.
   DISTMK_FN void signal_rank(uint32_t rank) {
     team.sync();
     if (rank_state.transport) {
@@ -148,17 +153,17 @@ class Context {
       if (!peer<void>(other, operand)) push(other, operand, at<void>(operand), num_bytes);
   }
 
-  // Bit mask of the ranks whose triggers have been signaled with their data. If other threads finish the task than ran
-  // its body, they pass it on.
+  // Bit mask of the ranks whose triggers have been signaled with their data. Threads that finish a task whose body
+  // other threads ran get it by set_pushed().
   DISTMK_FN uint64_t pushed() const { return pushed_; }
   DISTMK_FN void set_pushed(uint64_t ranks) { pushed_ = ranks; }
 
-  // For a task that a scheduler runs: it is not done, and its body is called again, with `resumed` set.
+  // For a task that a scheduler runs: the task is not done, and its body is called again with `resumed` set.
   DISTMK_FN void postpone() { postponed_ = true; }
   DISTMK_FN bool postponed() const { return postponed_; }
 
-  // Signals the remaining triggers, once the whole team has ended the body. A body may call it earlier if no task sees
-  // what it does afterwards.
+  // Signals the remaining triggers, once the whole team has ended the body. A body may call it earlier if no other task
+  // sees what it does afterwards.
   DISTMK_FN void finish() {
     if (finished_) return;
     finished_ = true;
@@ -172,7 +177,8 @@ class Context {
     }
   }
 
-  // Signals for instances of a massive launch that this iteration does not need, so that every iteration adds the same.
+  // Signals for the instances of a massive launch that this iteration does not need, so that every iteration adds the
+  // same count.
   DISTMK_FN void finish_unused(uint32_t num_instances) {
     if (!team.leader()) return;
     for (uint32_t t = 0; t < task.desc->num_triggers && num_instances; ++t) signal(task.triggers[t], num_instances);
@@ -187,9 +193,9 @@ class Context {
   uint64_t pushed_ = 0;
   bool finished_ = false, postponed_ = false;
 
-  // Whether the cached batch is that of this iteration, before the waits are met. It then stays until the task is
-  // signaled. This is so for every task that the dispatcher issues ahead, as it does that in iterations that have
-  // begun; a program without an iteration barrier caches no batch, and one of its tasks may write it.
+  // Whether the cached batch is already this iteration's, before the waits are met. It then stays until the task is
+  // signaled. This holds for every task that the dispatcher issues ahead, because it does so only in iterations that
+  // have begun. A program without an iteration barrier caches no batch, because one of its tasks may write it.
   DISTMK_FN bool has_batch() const {
     return rank_state.num_cached_batches && load_relaxed(rank_state.num_cached_batches) >> 1 == iteration + 1;
   }

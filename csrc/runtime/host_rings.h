@@ -1,5 +1,5 @@
-// The two rings between the host and rank 0's batcher, in host memory: commands in, tokens out. Each side writes its
-// own end's count only, after the elements that the count covers.
+// The two rings in host memory between the host and rank 0's batcher: commands in, token events out. Each side writes
+// only the count of its own end, and only after the elements that the count covers.
 #pragma once
 #include "runtime/context.h"
 
@@ -9,9 +9,9 @@ class HostRings {
  public:
   static constexpr uint32_t NUM_NEAR = EVENTS_PER_ROW * MAX_ROWS;
 
-  // A step publishes tokens or scores of up to `max_rows` sampled rows, then as many cancelled requests at most, then
-  // sequences put back. `near`: room for NUM_NEAR events, `far`: for those that more than MAX_ROWS rows have in
-  // addition.
+  // A step first publishes a token or a score for each of up to `max_rows` sampled rows. Cancelled requests follow, as
+  // far as may_cancel() allows, and then preempted sequences. `near` has room for NUM_NEAR events; `far` takes the
+  // others, which only steps with more than MAX_ROWS sampled rows have.
   DISTMK_FN HostRings(const LaunchParams& params, BatcherState& state, uint32_t max_rows, TokenEvent* near,
                       TokenEvent* far)
       : params_(params),
@@ -21,21 +21,22 @@ class HostRings {
         near_(near),
         far_(far) {}
 
-  // Before a step, by the thread that runs it: other threads of the team may be behind, and must not read the state.
+  // Called before a step, by the team's leader alone. The constructor, which all threads run, must not read the state:
+  // a thread that lags behind would race with the leader's writes.
   DISTMK_FN void begin() {
     num_done_before_ = num_done_ = state_.num_admitted;
     sent_ = load_relaxed(&counts_.commands);
   }
 
-  // Whether the token ring has room for all that a step may publish. The host's count is read only if the last known
-  // one leaves too little, as that takes a trip to its memory.
+  // Whether the token ring has room for every event that a step may publish. The host's count is fetched only if the
+  // last known count leaves too little room, because a read of host memory is slow.
   DISTMK_FN bool has_room() const {
     if (!fits()) state_.tokens_read = load_acquire(&counts_.tokens_read, Scope::SYSTEM);
     return fits();
   }
 
-  // Commands that the host has sent. What it had sent when the step began was read beside other work, as that takes a
-  // trip to its memory, and is read again in order only if there are new ones.
+  // Number of commands that the host has sent. begin() loads the count while other work hides the latency. If
+  // there are new commands, it is loaded again with acquire order.
   DISTMK_FN uint64_t num_sent() const {
     return sent_ == state_.num_commands ? sent_ : load_acquire(&counts_.commands, Scope::SYSTEM);
   }
@@ -47,19 +48,20 @@ class HostRings {
                      bool has_logprobs = false) {
     const TokenEvent event{request, token, static_cast<uint16_t>(finish), has_logprobs,
                            static_cast<uint32_t>(iteration)};
-    // Not one store to either: then a thread's own memory would be addressed as any memory.
+    // Two stores instead of one through a selected pointer, which would make the compiler address a thread's own memory
+    // by generic loads and stores.
     if (num_events_ < NUM_NEAR)
       near_[num_events_] = event;
     else
       far_[num_events_ - NUM_NEAR] = event;
     ++num_events_;
   }
-  // Whether another cancelled request may be added.
+  // Whether the step may report one more cancelled request.
   DISTMK_FN bool may_cancel() const { return num_events_ < (EVENTS_PER_ROW - 1) * max_rows_; }
-  // Place in the ring of the first event of this step, once they are counted.
+  // Index in the ring of this step's first event; valid after count().
   DISTMK_FN uint32_t first_place() const { return static_cast<uint32_t>(num_before_ % params_.token_capacity); }
 
-  // Counts what was added as published. After this the caller may store its state, and then publish().
+  // Counts the added events as published. The caller may then store the batcher's state, and calls publish().
   DISTMK_FN void count() {
     num_before_ = state_.num_published;
     state_.num_published += num_events_;
@@ -69,7 +71,7 @@ class HostRings {
     DISTMK_NO_UNROLL
     for (uint32_t i = 0, place = first_place(); i < num_events_; ++i) {
       reinterpret_cast<TokenEvent*>(params_.tokens)[place] = event(i);
-      if (++place == params_.token_capacity) place = 0;  // divisions are slow
+      if (++place == params_.token_capacity) place = 0;  // no modulo: integer division is slow on a GPU
     }
     if (num_events_) {
       counts_.iterations = iteration;
@@ -87,8 +89,8 @@ class HostRings {
   const uint32_t max_rows_;
   TokenEvent *const near_, *const far_;
   uint32_t num_events_ = 0;
-  uint64_t num_before_ = 0;  // published before this step
-  uint64_t sent_ = 0;        // as num_sent(), when the step began
+  uint64_t num_before_ = 0;  // events published before this step
+  uint64_t sent_ = 0;        // commands sent, as loaded by begin()
   uint64_t num_done_before_ = 0, num_done_ = 0;
 
   DISTMK_FN const TokenEvent& event(uint32_t index) const {

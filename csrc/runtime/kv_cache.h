@@ -1,11 +1,11 @@
-// Where keys and values are in the paged caches, which are [page, KV head, position in page] rows of head_dim elements,
-// and which query heads read them. `Args`: of a task that appends or reads them.
+// Layout of the paged KV caches: [page, KV head, position in page] rows of head_dim elements; and which query heads
+// read a KV head. `Args`: arguments of a task that appends to the caches or reads them.
 #pragma once
 #include "platform/platform.h"
 
 namespace distmk {
 
-// Row of a position in the caches: the page, and what follows from it.
+// The page of a position. row_of_page() leads from there to the position's row in the caches.
 template <class Args>
 DISTMK_FN uint32_t page_of(const int32_t* page_table, const Args& args, uint32_t slot, uint32_t position) {
   const uint32_t in_table = position >> floor_log2(args.page_size);
@@ -22,13 +22,13 @@ DISTMK_FN uint32_t cache_row(const int32_t* page_table, const Args& args, uint32
 }
 
 // XOR swizzle of a GPU's caches, in elements: the 16-byte chunks of a position are permuted by its number in the page.
-// A warp that reads a KV tile in shared memory, K of two positions or V of four in a phase, then meets no bank twice.
-// Pages of fewer than eight positions, and heads that are no multiple of 64, are not swizzled.
+// A warp reads a KV tile in shared memory in phases of two positions of K or four of V; swizzled, no phase has a bank
+// conflict. Pages of fewer than eight positions, and heads that are no multiple of 64, are not swizzled.
 DISTMK_FN bool swizzles_cache(uint32_t head_dim, uint32_t page_size) { return !(head_dim % 64 || page_size % 8); }
 DISTMK_FN uint32_t cache_swizzle(uint32_t position) { return 8 * (position % 8 ^ position % 2 * 4); }
 
-// Query heads of this rank that share a KV head: a rank's first and last KV head may have fewer than a group, or, if
-// MAYBE_NONE, none.
+// Query heads of this rank that share a KV head. At a rank's first and last KV head these may be fewer than a group or,
+// if MAYBE_NONE, none.
 template <bool MAYBE_NONE = true>
 struct QueryHeads {
   uint32_t first, num;

@@ -1,12 +1,13 @@
-// The ring of logprob records between rank 0's batcher and the host: an element for each one of the token ring, in host
-// memory. Records of an iteration's rows are copied into it before their tokens are published.
+// The ring of logprob records from rank 0's batcher to the host, in host memory. It has one element for each element of
+// the token ring. An iteration's records are copied before its tokens are published.
 #pragma once
 #include "runtime/host_rings.h"
 
 namespace distmk {
 
-// The step's first events are those of the last iteration's rows, in order. without_event: bits for the rows of a
-// slab iteration, which may have some that are not sampled. with_record: bits for the events.
+// Which rows of the last iteration have events and records. The step's first events belong to these rows, in order.
+// `without_event` has a bit for each row of a slab iteration that was not sampled; `with_record` has a bit for each
+// event.
 struct ReportedRows {
   uint32_t num_events = 0, without_event = 0;
   uint64_t with_record = 0, with_record_high = 0;
@@ -20,9 +21,9 @@ struct ReportedRows {
   }
 };
 
-// Copies the records of the leader's reported rows, with all threads of the team. `place`: the leader's, of the first
-// event in the token ring. The rows' tasks overwrite the records in the next iteration, so it must not have begun. Out
-// of line, as few steps have records.
+// Copies the records of the leader's `reported` rows, with all threads of the team. `place` is the leader's index in
+// the token ring of the first event. The next iteration overwrites the records, so it must not have begun. Out of line,
+// because few steps have records.
 DISTMK_NOINLINE void copy_records(const Team team, const LaunchParams& params, const LogprobRecord* records,
                                   ReportedRows reported, uint32_t place) {
   const uint32_t num_events = team.from_leader(reported.num_events),

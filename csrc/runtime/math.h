@@ -1,5 +1,5 @@
-// Numbers that formulas take as template arguments, so that they stand once: T is a float or, on the host, a vector of
-// floats (host/simd.h); `Math` has the functions of a T, which on a GPU are the fast ones.
+// Arithmetic on float and on vectors of floats (host/simd.h) behind one interface, so that each formula is written
+// once. `Math` has the functions of a type T; on a GPU these are the fast approximations.
 #pragma once
 #include <cmath>
 
@@ -32,7 +32,7 @@ struct FloatMath {
   DISTMK_FN static float with_sign(float x, float sign) { return copysignf(x, sign); }
 };
 
-// The exponential of a softmax. Base 2 saves a multiplication a score where the queries are scaled by log2(e).
+// The exponential of a softmax. Base 2 saves a multiplication per score if the queries are scaled by log2(e).
 struct Base2 : FloatMath {
   static constexpr float LOG_E = LOG2_E;
   DISTMK_FN static float exp(float x) { return exp2f(x); }

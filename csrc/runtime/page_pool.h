@@ -4,11 +4,11 @@
 
 namespace distmk {
 
-// Free pages that were in use keep their content until they are taken, the least recently used one first; before them
-// come pages that were never in use. So nothing is to be initialised when a launch begins.
+// A free page keeps its content until it is taken. Pages that were never used are taken first, then the least recently
+// used page. So a launch has nothing to initialise.
 class PagePool {
  public:
-  // `pool`: followed by the pages.
+  // `pool` is followed by the pages in memory.
   DISTMK_FN PagePool(BatcherState& state, PagePoolState* pool, uint32_t num_pages)
       : state_(state), pool_(*pool), pages_(reinterpret_cast<KvPage*>(pool + 1)), num_pages_(num_pages) {}
 
@@ -19,7 +19,7 @@ class PagePool {
     pool_.first_free = pool_.last_free = -1;
   }
 
-  // Takes a page for new content. There must be a free one.
+  // Takes a page for new content. A page must be free.
   DISTMK_FN PageRef take() {
     --state_.num_free_pages;
     if (pool_.num_touched < num_pages_) {
@@ -34,7 +34,7 @@ class PagePool {
     return {page, generation};
   }
 
-  // Whether the page still has that content, and whether a sequence uses it.
+  // Whether the page still has the content that a PageRef names, and whether a sequence uses it.
   struct Content {
     bool is_kept, is_used;
   };

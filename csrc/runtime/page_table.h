@@ -1,4 +1,4 @@
-// The pages of the running sequences: the page table, and what the host is told of it for its prefix cache.
+// The pages of the running sequences: the page table, and the record of pages that the host reads for its prefix cache.
 #pragma once
 #include "runtime/page_pool.h"
 #include "runtime/sequences.h"
@@ -24,7 +24,7 @@ class PageTable {
     if (!params_.keeps_cache) pool_.reset();
   }
 
-  // Before a step: what the last one has changed is on all ranks.
+  // Called before a step, when the last step's changes are on all ranks.
   DISTMK_FN void changes_were_put() {
     if (!state_.pages_changed) return;
     state_.pages_changed = 0;
@@ -40,24 +40,24 @@ class PageTable {
   DISTMK_FN uint32_t pages_of(uint32_t num_positions) const {
     return (num_positions + args_.page_size - 1) >> page_shift_;
   }
-  // Whether the sequence's next position is the first of a page, which it does not have yet.
+  // Whether the sequence's next position starts a page that it does not have yet.
   DISTMK_FN bool needs_page(const Sequence& sequence) const { return !(sequence.position & (args_.page_size - 1)); }
 
-  // Gives a sequence the page of its next position, if that is the first of a page. There must be a free one.
+  // Gives a sequence the page of its next position, if that position starts a page. A page must be free.
   DISTMK_FN void grow(uint32_t slot, const Sequence& sequence) {
     if (needs_page(sequence)) append(slot, sequence, pool_.take());
   }
 
-  // Frees the pages of a sequence, the last one first: of a prefix that others may share, the beginning is kept
-  // longest.
+  // Frees the pages of a sequence, the last one first. Free pages are reused in that order, so the beginning of a
+  // prompt, which other prompts most likely share, stays cached longest.
   DISTMK_FN void release(uint32_t slot) {
     DISTMK_NO_UNROLL
     for (uint32_t page = pages_of(sequences_[slot].position); page-- > 0;) pool_.release(entry(slot, page));
   }
 
-  // Whether a request can begin in a free slot beside sequences that take `num_claimed` free pages in any case: there
-  // are pages for its whole prompt and the first token. Else it would be the first to be put back. If nothing runs,
-  // there are.
+  // Begins a request in a free slot, with the pages of its prefix that are still cached. `num_claimed` counts the free
+  // pages that running sequences take in any case. Returns false if too few other pages are free for the whole prompt
+  // and the first token: the request would be the first to be preempted. If nothing else runs, there are always enough.
   DISTMK_FN bool begin(uint32_t slot, const Request& request, uint32_t num_claimed) {
     const bool has_waited = pool_state_->awaited_pages && pool_state_->awaited_command == state_.num_admitted;
     if (state_.num_running && has_waited && pool_state_->awaited_pages + num_claimed > num_free()) return false;
@@ -79,11 +79,11 @@ class PageTable {
   BatcherState& state_;
   const Sequences sequences_;
   int32_t* entries_;
-  uint32_t page_shift_;  // a page has a power of two of positions, as divisions are slow
+  uint32_t page_shift_;  // page sizes are powers of two: a shift, as division is slow
   PagePoolState* pool_state_;
   PagePool pool_;
 
-  // The pages of a request's prefix that are still cached: how many of the first ones, and how many of these are free.
+  // The leading pages of a request's prefix that are still cached, and how many of them are free.
   struct Prefix {
     uint32_t num_pages, num_free;
   };
@@ -104,7 +104,7 @@ class PageTable {
     return prefix;
   }
 
-  // The sequence begins with the first pages that its request offers.
+  // Starts the sequence with the first `num_pages` pages that its request offers.
   DISTMK_FN void share_prefix(uint32_t slot, const Request& request, uint32_t num_pages) {
     const auto* offered = reinterpret_cast<const PageRef*>(request.prefix);
     Sequence& sequence = sequences_[slot];
@@ -118,7 +118,7 @@ class PageTable {
       *reinterpret_cast<PageRef*>(request.pages) = {static_cast<int32_t>(num_pages * args_.page_size), 0};
   }
 
-  // The page of the sequence's next position.
+  // Records `ref` as the page of the sequence's next position.
   DISTMK_FN void append(uint32_t slot, const Sequence& sequence, const PageRef& ref) {
     const uint32_t page = sequence.position >> page_shift_;
     entry(slot, page) = ref.page;

@@ -1,5 +1,5 @@
-// Random numbers by counter: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A
-// number depends on seed and position alone, so that a draw is the same in any batch and on any number of ranks.
+// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+// A number depends on seed and position alone, so a draw is the same in any batch and on any number of ranks.
 #pragma once
 #include "abi.h"
 #include "platform/platform.h"

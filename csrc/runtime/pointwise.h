@@ -1,7 +1,7 @@
-// What epilogues of linear layers make of their values, one by one. T and `Math`: see math.h.
+// Element-wise functions in the epilogues of linear layers. T and `Math`: see math.h.
 //
-// Gated epilogues are activation(gate) * up, a column of the output from two rows of the weight (GLU variants: Shazeer,
-// arXiv:2002.05202). Both activations are x / (1 + e^-z).
+// A gated epilogue computes activation(gate) * up: one column of the output from two rows of the weight (GLU variants:
+// Shazeer, arXiv:2002.05202). Both activations have the form x / (1 + e^-z).
 //   SWIGLU  SiLU: z = x
 //   GEGLU   GELU in its tanh approximation, x (1 + tanh(z / 2)) / 2: z = 2 sqrt(2 / pi) (x + 0.044715 x^3)
 #pragma once
@@ -25,7 +25,7 @@ template <class T>
 DISTMK_FN T gelu_exponent(T x) {
   return x * (x * x * 0.0713548163f + 1.59576912f);
 }
-// z: the activation's exponent.
+// The gated product for an activation whose exponent is z.
 template <class Math, class T>
 DISTMK_FN T gated_by(T gate, T z, T up) {
   return Math::quotient(gate, 1.0f + Math::exp(-z)) * up;
@@ -36,7 +36,7 @@ DISTMK_FN T gated(Epilogue epilogue, const T& gate, const T& up) {
   return epilogue == Epilogue::GEGLU ? gated_by<Math>(gate, gelu_exponent(gate), up) : gated_by<Math>(gate, gate, up);
 }
 
-// cap * tanh(logit / cap), as tanh(x) = 1 - 2 / (1 + e^2x); a cap of 0: the logit.
+// cap * tanh(logit / cap), by tanh(x) = 1 - 2 / (1 + e^2x). A cap of 0 leaves the logit unchanged.
 template <class Math, class T>
 DISTMK_FN T softcapped(T logit, float cap) {
   if (cap == 0.0f) return logit;

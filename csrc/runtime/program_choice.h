@@ -1,36 +1,36 @@
-// The programs of a launch, as the scheduler step sees them: how many rows an iteration of each carries, where its
-// batch is, and which one runs next.
+// The programs of a launch, as the scheduler step sees them: the most rows of an iteration, the place of the batch, and
+// which program runs next.
 #pragma once
 #include "runtime/sequences.h"
 
 namespace distmk {
 
-// Values of Batch::stop beside ENDS_TURN + p: program p has the next turn.
+// Values of Batch::stop other than ENDS_TURN + p, which gives program p the next turn.
 constexpr uint32_t GOES_ON = 0, ENDS_LAUNCH = 1;
 
-// Turns `params` of a launch into those of the next turn, that of `program`, whose first batch is there.
+// Rewrites the `params` of a launch for the next turn, which belongs to `program`. Its first batch has arrived.
 DISTMK_FN void begin_turn(LaunchParams& params, uint32_t program) {
   params.program = reinterpret_cast<const uint64_t*>(params.programs)[program];
   const auto* header = reinterpret_cast<const ProgramHeader*>(params.program);
   const uint64_t heap = reinterpret_cast<const uint64_t*>(params.heap_bases)[header->rank];
-  // Signaled at the end of the program's last turn, for the iteration that its next turn begins with (once in the
-  // beginning).
+  // This event was signaled at the end of the program's last turn, for the iteration that begins the next one. If the
+  // program has had no turn yet, the event is 1 from the start of the launch.
   const uint64_t started = header->events_heap_offset + header->iteration_event * EVENT_STRIDE_BYTES;
   params.first_iteration = load_relaxed(reinterpret_cast<const uint64_t*>(heap + started)) - 1;
   params.prepared = 1;
 }
 
-// The programs are numbered by their row buckets, the rows that an iteration carries at most, in ascending order.
+// Programs are numbered in ascending order of their row buckets, the most rows that an iteration carries.
 class ProgramChoice {
  public:
   DISTMK_FN ProgramChoice(const Context& context, const SchedulerStepArgs& args)
       : args_(args), may_switch_(args.num_programs > 1 && !context.rank_state.transport) {}
 
-  // Whether there is another program. Iterations of more than MAX_ROWS rows reach all ranks by pointers, so with a
-  // transport one program has all turns.
+  // Whether there is another program to switch to. Iterations of more than MAX_ROWS rows reach all ranks by pointers,
+  // so with a transport one program has all turns.
   DISTMK_FN bool may_switch() const { return may_switch_; }
 
-  // The program of the smallest bucket that holds `num_rows`. If none does, that of the largest.
+  // The program of the smallest bucket that holds `num_rows`, or of the largest bucket if none does.
   DISTMK_FN uint32_t program_for(uint32_t num_rows) const {
     if (!may_switch_) return args_.program;
     uint32_t program = 0;
@@ -38,21 +38,21 @@ class ProgramChoice {
     while (program + 1 < args_.num_programs && num_rows > max_rows(program)) ++program;
     return program;
   }
-  // The program of the next iteration, of those in a set (a bit each, at least one): the first behind the present one,
-  // and from the last one on to the first again. So each has a turn, however long others are wanted.
+  // The program of the next iteration, out of a set of programs (a bit each, at least one): the first one after the
+  // present program, in cyclic order. So each has a turn, however long the others are wanted.
   DISTMK_FN uint32_t next(uint32_t programs) const {
     uint32_t program = args_.program;
     do program = program + 1 < args_.num_programs ? program + 1 : 0;
     while (!(programs >> program & 1));
     return program;
   }
-  // More rows than these are all the same to program_for().
+  // program_for() gives the same for all numbers of rows above this.
   DISTMK_FN uint32_t least_rows() const { return may_switch_ ? max_rows(args_.num_programs - 2) : 0; }
   DISTMK_FN uint32_t max_rows(uint32_t program) const { return args_.max_rows[program]; }
   DISTMK_FN bool has_jobs(uint32_t program) const { return max_rows(program) > MAX_ROWS; }
-  // Rows of an iteration that are sampled at most.
+  // The most rows of an iteration that are sampled.
   DISTMK_FN uint32_t max_sampled(uint32_t program) const { return has_jobs(program) ? num_slots(args_) : MAX_ROWS; }
-  // Sequences that run at once: no more than an iteration has rows.
+  // The most sequences that run at once: no more than an iteration has rows.
   DISTMK_FN uint32_t max_sequences() const {
     const uint32_t most = max_rows(may_switch_ ? args_.num_programs - 1 : args_.program);
     return args_.max_slots < most ? args_.max_slots : most;

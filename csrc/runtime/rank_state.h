@@ -1,13 +1,13 @@
-// One rank's view of a launch: its program, the heaps of all ranks, and the transport to ranks that are not mapped
-// here.
+// One rank's view of a launch: its program, the heaps of all ranks, and the transport to ranks whose heaps are not
+// mapped here.
 #pragma once
 #include "abi.h"
 #include "platform/platform.h"
 
 namespace distmk {
 
-// The transport to ranks whose heaps no pointer reaches: NVSHMEM on GPUs (device/comm/nvshmem.cuh), sockets on the host
-// twin (host/network_transport.h). Data put to a rank arrives before the signals that are sent with it. Sends may
+// The transport to ranks that no pointer reaches: NVSHMEM on GPUs (device/comm/nvshmem.cuh), sockets on the host twin
+// (host/network_transport.h). Data put to a rank arrives before the signals that are sent with it. Different sends may
 // overtake each other, so a task is complete only after transport_quiet().
 class Transport;
 DISTMK_BODY bool is_remote(const Transport& transport, uint32_t rank);
@@ -22,7 +22,7 @@ DISTMK_BODY void transport_abort(Transport& transport, uint32_t rank,
 
 DISTMK_FN Scope scope_of(bool system) { return system ? Scope::SYSTEM : Scope::DEVICE; }
 
-// Whether the task is in its worker's ahead-of-time list, so that no scheduler dispatches it.
+// Whether the task is in a worker's ahead-of-time list, so that no scheduler dispatches it.
 DISTMK_FN bool is_listed(const TaskDesc& task) {
   return task.launch == static_cast<uint16_t>(LaunchKind::AHEAD) ||
          task.launch == static_cast<uint16_t>(LaunchKind::SPREAD);
@@ -37,7 +37,7 @@ struct TaskView {
   uint32_t index = 0;  // in the program
 };
 
-// Shared by all workers and schedulers of a rank (of a worker, on a GPU).
+// Shared by all workers and schedulers of a rank; on a GPU each worker has its own.
 struct RankState {
   const LaunchParams* params;
   const ProgramHeader* program;
@@ -46,19 +46,19 @@ struct RankState {
   const Trigger* triggers;
   const Queue* queues;
   const uint32_t* launches;
-  uint64_t* heap_bases;                          // of each rank's heap, in this address space
-  uint64_t to_address[3];                        // by Space: added to an operand; operand 0 (Space::NONE) becomes null
-  uint64_t* faults_seen;                         // triggers that matched the injected fault so far
+  uint64_t* heap_bases;                          // address of each rank's heap in this process
+  uint64_t to_address[3];                        // by Space: added to an operand; operand 0 becomes null
+  uint64_t* faults_seen;                         // triggers so far that matched the injected fault
   Transport* transport = nullptr;                // null: every rank is peer-mapped
-  const Batch* cached_batch = nullptr;           // copy of the batch metadata in shared memory; null: read the heap's
-  const uint64_t* num_cached_batches = nullptr;  // 2 * iterations whose batch was cached, + 1 if the last one says stop
-  JitRing* local_ring = nullptr;                 // the worker's ring, if it is in shared memory beside its scheduler
+  const Batch* cached_batch = nullptr;           // copy of the batch in shared memory; null: read the heap's
+  const uint64_t* num_cached_batches = nullptr;  // 2 * number of cached batches, + 1 if the last one says stop
+  JitRing* local_ring = nullptr;                 // the worker's ring, if it shares memory with its scheduler
 
   DISTMK_FN RankState(const LaunchParams* launch, uint64_t* fault_counter)
       : RankState(launch, fault_counter, reinterpret_cast<const ProgramHeader*>(launch->program),
                   reinterpret_cast<uint64_t*>(launch->heap_bases)) {}
 
-  // `header` and `bases`: copies of the program's header and of the table of heaps.
+  // `header` and `bases` are copies of the program's header and of the table of heaps.
   DISTMK_FN RankState(const LaunchParams* launch, uint64_t* fault_counter, const ProgramHeader* header, uint64_t* bases)
       : params(launch), program(header), heap_bases(bases), faults_seen(fault_counter) {
     const auto base = params->program;
@@ -97,7 +97,7 @@ struct RankState {
   }
 };
 
-// Token rows that a task works on: those of the batch, or one if the task does not depend on it.
+// Token rows that a task works on: the batch's rows, or one if the task does not depend on a batch.
 DISTMK_FN uint32_t rows_of(const Batch* batch) { return batch ? batch->num_rows : 1; }
 
 }  // namespace distmk

@@ -1,5 +1,5 @@
-// RoPE (Su et al., arXiv:2104.09864): elements i and i + head_dim / 2 of a head are a pair (a, b), which its position
-// rotates. T: float, or a vector of floats.
+// RoPE (Su et al., arXiv:2104.09864): elements i and i + head_dim / 2 of a head form a pair (a, b). The pair is rotated
+// by an angle that grows with the position. T is float, or a vector of floats.
 #pragma once
 #include "platform/platform.h"
 

@@ -1,4 +1,4 @@
-// The logits of a row of the batch over the whole vocabulary: a section for each rank's shard, one after another.
+// The logits of a row of the batch over the whole vocabulary: one section for each rank's shard, one after another.
 #pragma once
 #include <float.h>
 #include <math.h>
@@ -9,7 +9,7 @@
 namespace distmk {
 
 constexpr uint32_t LOGITS_PER_VECTOR = 4;
-// A row is divided into segments of consecutive tokens: a warp's work on a GPU.
+// A row is divided into segments of consecutive tokens. On a GPU a segment is the work of one warp.
 constexpr uint32_t VECTORS_PER_SEGMENT = TOKENS_PER_SEGMENT / LOGITS_PER_VECTOR;
 
 struct Segment {
@@ -51,12 +51,12 @@ struct RowLogits {
   }
 };
 
-// What sampling makes of a logit that is not finite: NaN is never drawn, infinity always. -0 becomes 0.
+// Makes a logit finite: NaN is never drawn, infinity always. -0 becomes 0.
 DISTMK_FN float finite_logit(float x) { return fminf(fmaxf(x, -INFINITY), FLT_MAX) + 0.0f; }
 
-// Calls f(first token, logits, their number, place) for every vector of a segment. `place` is the vector's index in
-// memory laid out like the row; the logits are made finite, and -infinity behind their number. The lanes of the block's
-// warp divide them; each meets its tokens in ascending order, and some vectors of none.
+// Calls f(first token, logits, count, place) for every vector of a segment. `place` is the vector's index in memory
+// laid out like the row. The logits are made finite, and those past `count` are -infinity. The lanes of a warp share
+// the vectors; each lane sees tokens in ascending order, and some vectors without tokens.
 template <class Block, uint32_t IN_FLIGHT = Block::LOADS_IN_FLIGHT, class F>
 DISTMK_FN void for_each_vector_in(const RowLogits& row, const Segment& segment, const F& f) {
   using Vector = typename Block::Vector;
@@ -84,13 +84,13 @@ DISTMK_FN void for_each_vector_in(const RowLogits& row, const Segment& segment, 
   }
 }
 
-// Calls f(index, segment) for every segment of the row. The warps of the block divide them.
+// Calls f(index, segment) for every segment of the row. The warps of the block share the segments.
 template <class Block, class F>
 DISTMK_FN void for_each_segment(const RowLogits& row, const F& f) {
   uint32_t index = Block::warp(), first = 0;
   DISTMK_NO_UNROLL
   for (uint32_t i = 0; i < row.num_sections; ++i) {
-    const Section section = row.section(i);  // divides, which the inner loop must not
+    const Section section = row.section(i);  // divides, which would slow the inner loop down
     const uint32_t end = first + section.num_segments();
     DISTMK_NO_UNROLL
     for (; index < end; index += Block::NUM_WARPS) f(index, section.segment(index - first));
@@ -100,7 +100,7 @@ DISTMK_FN void for_each_segment(const RowLogits& row, const F& f) {
 
 DISTMK_FN float highest_of(const float* x) { return fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])); }
 
-// The same as for_each_vector_in() for the whole row.
+// for_each_vector_in() over all segments of the row.
 template <class Block, uint32_t IN_FLIGHT = Block::LOADS_IN_FLIGHT, class F>
 DISTMK_FN void for_each_vector(const RowLogits& row, const F& f) {
   for_each_segment<Block>(

@@ -1,4 +1,4 @@
-// The sampled rows of an iteration, and which of them need their logits over the whole vocabulary: those that are drawn
+// The sampled rows of an iteration, and which of them need their logits over the whole vocabulary: rows that are drawn
 // or scored (RowSample).
 #pragma once
 #include "runtime/rank_state.h"
@@ -7,8 +7,8 @@ namespace distmk {
 
 DISTMK_FN bool needs_logits(const BatchRow& row) { return row.sample >= static_cast<int32_t>(RowSample::DRAW); }
 
-// As sampling tasks see them. A slab batch has them among its rows, one of jobs has them behind its counts, which
-// alone are cached.
+// The sampled rows, as sampling tasks see them. A slab batch has them among its rows. A job batch has them behind its
+// counts, and only the counts are cached.
 class SampledRows {
  public:
   template <class Args>
@@ -20,7 +20,7 @@ class SampledRows {
   DISTMK_FN BatchRow operator[](uint32_t row) const {
     return jobs_ ? load_vector(jobs_->rows + row) : batch_.rows[row];
   }
-  // Called by all lanes of a warp, which divide the rows.
+  // All lanes of a warp call this and share the rows.
   DISTMK_FN bool any_needs_logits(const Team& warp) const {
     bool any = false;
     DISTMK_NO_UNROLL

@@ -1,12 +1,12 @@
-// What the scheduler step knows of tokens and requests beside their sequences: the token that a row gave, what a row
-// is sampled for, and the sampling parameters of a slot.
+// Helpers of the scheduler step for tokens and requests: the token that a row gave, what a row is sampled for, and the
+// sampling parameters of a slot.
 #pragma once
 #include "runtime/argmax.h"
 #include "runtime/context.h"
 
 namespace distmk {
 
-// The best token of a row, over the candidates of all ranks, which have `num_rows` each.
+// The best token of a row, over the candidates of all ranks. Each rank has `num_rows` candidates.
 DISTMK_FN int32_t best_token_of_row(const Candidate* candidates, uint32_t row, uint32_t num_ranks, uint32_t num_rows) {
   Candidate best = candidates[row];
   DISTMK_NO_UNROLL
@@ -14,7 +14,7 @@ DISTMK_FN int32_t best_token_of_row(const Candidate* candidates, uint32_t row, u
   return best.token;
 }
 
-// A drawn token. Another SM has written it.
+// A drawn token. The load is volatile, because another SM has written it.
 DISTMK_FN int32_t load_drawn(const Candidate* drawn) {
   return *reinterpret_cast<const volatile int32_t*>(&drawn->token);
 }
@@ -27,12 +27,13 @@ DISTMK_FN bool is_end_token(const LaunchParams& params, int32_t token) {
   return false;
 }
 
-// What the row of a token at `position` is sampled for. The last token of the prompt, and what follows it, give the
-// next token; scores are those of a position's successor.
+// What the row of a token at `position` is sampled for. The last token of the prompt and every later one give the next
+// token. The row of an earlier one may be scored: for the token at the next position.
 DISTMK_FN RowSample row_sample(const Request& request, uint32_t position) {
   if (position + 1 >= request.prompt_len)
     return request.sample == static_cast<uint32_t>(RowSample::DRAW) ? RowSample::DRAW : RowSample::GREEDY;
-  const uint32_t num_behind = request.prompt_len - request.num_output - (position + 1);  // may be negative
+  // Not positive for tokens generated before a preemption. The unsigned difference below is then large.
+  const uint32_t num_behind = request.prompt_len - request.num_output - (position + 1);
   return num_behind - 1 < request.num_scores ? RowSample::SCORE : RowSample::NONE;
 }
 
@@ -43,9 +44,10 @@ DISTMK_FN const int32_t* prompt_row(const LaunchParams& params, const Sequence& 
   return reinterpret_cast<const int32_t*>(params.prompts) + uint64_t{params.prompt_stride} * sequence.request;
 }
 
-// What a sequence's token is judged by. It is read before anything is stored, so that it takes a single trip to memory.
+// What decides whether a sequence finishes with a token. It is read before anything is stored, so that the loads share
+// one round trip to memory.
 struct TokenLimits {
-  uint32_t id, position, num_new, max_new;  // num_new: with this token
+  uint32_t id, position, num_new, max_new;  // num_new: output tokens, this one included
   bool ignore_eos, reports_logprobs;
 
   DISTMK_FN TokenLimits(const Sequence& sequence, const Request& request)
@@ -57,7 +59,7 @@ struct TokenLimits {
         reports_logprobs(request.reports_logprobs) {}
 };
 
-// At the admission of a request that draws or scores.
+// Stores a slot's sampling parameters, at the admission of a request that draws or scores.
 DISTMK_FN void store_sampling(SlotSampling* slot, const LaunchParams& params, const Request& request, uint32_t entry) {
   SlotSampling sampling = request.sampling;
   sampling.tokens = params.prompts + uint64_t{params.prompt_stride} * entry * sizeof(int32_t);

@@ -1,8 +1,8 @@
-// Sampling of a row over the whole vocabulary, exactly, and its logprobs. In the order in which vLLM does it:
+// Exact sampling of a row over the whole vocabulary, and the row's logprobs, in vLLM's order:
 //   mask of allowed tokens; biases, and tokens banned before a minimum length; penalties; temperature; min-p; top-k;
 //   top-p; a draw from the softmax of what is left.
-// Written once: a block of threads on a GPU, one thread on the host. `Block` (device/sampling/block.cuh,
-// host/bodies/sample_row.cpp) has what they do differently.
+// Written once, for a block of threads on a GPU and for one thread on the host. `Block` (device/sampling/block.cuh,
+// host/bodies/sample_row.cpp) has the differences.
 #pragma once
 #include "runtime/context.h"
 #include "runtime/row_sample.h"
@@ -10,13 +10,13 @@
 
 namespace distmk {
 
-constexpr float MIN_TEMPERATURE = 1e-5f;  // below: the best token, as in vLLM
+constexpr float MIN_TEMPERATURE = 1e-5f;  // below this, sampling is greedy, as in vLLM
 
 DISTMK_FN bool has_flag(const SlotSampling& slot, SamplingFlag flag) {
   return slot.flags & static_cast<uint32_t>(flag);
 }
 
-// A logit after the penalties for a token that was counted so often (COUNT_IN_PROMPT).
+// The logit of a token with this count (see COUNT_IN_PROMPT), after penalties.
 DISTMK_FN float penalize(float x, const SlotSampling& slot, uint32_t count) {
   if (!count) return x;
   const uint32_t in_output = count & ~COUNT_IN_PROMPT;
@@ -60,7 +60,7 @@ class RowSampler {
     return {logits, args_.vocab, args_.num_ranks, args_.section_stride};
   }
 
-  // The prompt's token at the next position; -1: none.
+  // The prompt's token at the next position, or -1 if there is none.
   DISTMK_FN int32_t next_in_prompt() const {
     const uint32_t next = static_cast<uint32_t>(row_.position) + 1;
     if (!slot_.tokens || next >= slot_.prompt_len) return -1;
@@ -68,7 +68,7 @@ class RowSampler {
     return static_cast<uint32_t>(token) < args_.vocab ? token : -1;
   }
 
-  // What mask, biases and penalties make of the logits.
+  // Adjusted logits: after mask, biases, penalties and bans.
 
   DISTMK_FN uint32_t num_biases() const { return slot_.biases ? min_of(slot_.num_biases, MAX_BIASES) : 0; }
   DISTMK_FN uint32_t num_banned() const {
@@ -79,7 +79,7 @@ class RowSampler {
     const bool by_table = has_flag(slot_, SamplingFlag::PENALTIES) || has_flag(slot_, SamplingFlag::MASK);
     return by_table || num_biases() || num_banned();
   }
-  // The logit `x` of a token with everything but bans.
+  // Adjusts single logits by everything but bans.
   struct Adjustment {
     const SlotSampling& slot;
     const uint32_t *counts, *mask;  // null: not in use
@@ -88,7 +88,7 @@ class RowSampler {
       if (mask && !(Block::load(mask + token / 32) >> token % 32 & 1)) return -INFINITY;
       return counts ? penalize(x + bias, slot, Block::load(counts + token)) : x + bias;
     }
-    // Of the tokens of a vector, without biases. Few tokens have been counted.
+    // Adjusts a vector of tokens without biases. Few tokens have been counted, so most vectors do not change.
     DISTMK_FN void operator()(uint32_t first, const float* x, uint32_t count, float* y) const {
       uint32_t counted[LOGITS_PER_VECTOR], any = mask != nullptr;
       DISTMK_UNROLL
@@ -133,8 +133,6 @@ class RowSampler {
     block_.sync();
   }
 
-  // The draw.
-
   DISTMK_FN Candidate draw() {
     if (is_adjusted()) adjust();
     const RowLogits& row = is_adjusted() ? adjusted_ : raw_;
@@ -146,8 +144,6 @@ class RowSampler {
     const TokenNumbers numbers{slot_.seed, static_cast<uint32_t>(row_.position)};
     return {best.value, selector.draw(slot_.top_p, numbers)};
   }
-
-  // Logprobs.
 
   DISTMK_FN void report(uint32_t chosen, uint32_t num_best) {
     TokenSelector<Block> selector(block_, raw_);
@@ -177,8 +173,8 @@ class RowSampler {
   }
 };
 
-// Counts the tokens of the sequences of all drawn rows that have penalties: those before a row, the first time, and the
-// row's own. The draw of a row reads the counts after that.
+// Counts tokens for the penalties. For every row that is drawn with penalties, it counts the row's own token and, the
+// first time, all tokens of the sequence before it. The draw of the row reads the counts afterwards.
 template <class Block>
 class TokenCounter {
  public:
@@ -193,7 +189,8 @@ class TokenCounter {
   DISTMK_FN void count(const BatchRow& row) {
     const SlotSampling& slot = block_.slot(stored(row));
     const auto position = static_cast<uint32_t>(row.position);
-    const uint32_t num_counted = slot.num_counted > position ? 0 : slot.num_counted;  // else the sequence began anew
+    // If more tokens were counted than this position has before it, the sequence has begun anew.
+    const uint32_t num_counted = slot.num_counted > position ? 0 : slot.num_counted;
     auto* counts = context_.at<uint32_t>(args_.counts) + uint64_t{static_cast<uint32_t>(row.slot)} * args_.vocab;
     if (!num_counted) {
       for (uint32_t token = block_.index(); token < args_.vocab; token += block_.size()) counts[token] = 0;
@@ -226,7 +223,7 @@ class TokenCounter {
   }
 };
 
-// The bodies of the three sampling tasks, and whether an iteration has nothing for them (Task.may_idle).
+// Bodies of the three sampling tasks. is_idle() says that an iteration has nothing for a task (Task.may_idle).
 
 DISTMK_FN void put_logits_row(Context& context, const SendLogitsArgs& args, uint32_t row) {
   const uint64_t offset = uint64_t{row} * args.stride * sizeof(float), from = args.logits + offset;
@@ -244,7 +241,7 @@ DISTMK_FN bool is_idle(const RankState& state, const Team& warp, const SendLogit
 
 template <class Block>
 DISTMK_FN void count_tokens(Block& block, Context& context, const CountTokensArgs& args) {
-  constexpr uint32_t AT_ONCE = 64;  // bits of a mask
+  constexpr uint32_t AT_ONCE = 64;  // rows at a time: bits of a mask
   TokenCounter<Block> counter(block, context, args);
   const SampledRows rows(context.rank_state, args);
   DISTMK_NO_UNROLL

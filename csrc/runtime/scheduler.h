@@ -1,5 +1,5 @@
-// A scheduler dispatches the tasks that are placed at run time. It owns the workers w with w % num_schedulers == id,
-// decides from the events of its own rank and never blocks: step() does what can be done now and returns. A scheduler
+// A scheduler dispatches the tasks that are placed at run time. It owns the workers w with w % num_schedulers == id and
+// decides from the events of its own rank. It never blocks: step() does what can be done now and returns. A scheduler
 // that will never dispatch anything is done at once, because no event would tell the next scheduler step that it has
 // read the batch metadata.
 #pragma once
@@ -34,7 +34,7 @@ DISTMK_NOINLINE uint64_t run_scheduler_step(const RankState& state, const Team t
   return body_end_ns;
 }
 
-// `Tasks`: the source of task descriptors (runtime/task_source.h).
+// `Tasks` is the source of task descriptors (runtime/task_source.h).
 template <class Tasks>
 class Scheduler {
  public:
@@ -55,11 +55,11 @@ class Scheduler {
   DISTMK_FN TaskView current_task() const {
     return task_.desc && (barrier_passed_ || runs_here()) ? task_ : TaskView{};
   }
-  // The current task, if the next step depends on whether its waits are met.
+  // The current task, if the next step() depends on whether its waits are met.
   DISTMK_FN TaskView awaited_task() const { return dispatching_ || !is_mine_ ? TaskView{} : current_task(); }
-  // The same, if the next step then dispatches it.
+  // awaited_task(), if the next step() would dispatch it.
   DISTMK_FN TaskView next_dispatch() const { return task_.desc && runs_here() ? TaskView{} : awaited_task(); }
-  // The first instance of the current task that `worker` is given, if the task has that many.
+  // The first instance of the current task that falls to `worker`, even if the task has fewer.
   DISTMK_FN uint32_t first_instance(uint32_t worker) const {
     if (!is_massive()) return 0;
     const uint32_t num_workers = state_.program->num_workers;
@@ -72,7 +72,7 @@ class Scheduler {
     const TaskView task = awaited_task();
     return step(task.desc && waits_met(state_, task, iteration_, team_));
   }
-  // The same, for a caller that has polled the waits of awaited_task() itself.
+  // step() for a caller that has polled the waits of awaited_task() itself.
   DISTMK_FN bool step(bool met) {
     if (done_) return false;
     if (dispatched_) return finish_launch();
@@ -103,18 +103,18 @@ class Scheduler {
   const bool dispatches_ = has_launches(state_, id_);
   bool done_ = false;
   uint64_t iteration_ = state_.params->first_iteration;
-  uint32_t launch_ = 0;          // entry of the rank's launch list
-  TaskView task_;                // its task; no descriptor behind the end of the list
+  uint32_t launch_ = 0;          // index of the current entry in the rank's launch list
+  TaskView task_;                // the current task; no descriptor past the end of the list
   bool is_mine_ = false;         // this scheduler dispatches or runs it
-  uint32_t worker_ = 0;          // that is given instances
-  uint32_t instance_ = 0;        // its next one
-  uint32_t num_instances_ = 0;   // of the launch that is being dispatched
-  uint32_t num_pushed_ = 0;      // of them, by this scheduler
-  uint64_t start_ns_ = 0;        // of the launch
-  bool dispatching_ = false;     // its waits are met, and some instances may be pushed already
-  bool dispatched_ = false;      // all instances are pushed; finish_launch() is left for the next step
+  uint32_t worker_ = 0;          // the worker that is given instances
+  uint32_t instance_ = 0;        // its next instance
+  uint32_t num_instances_ = 0;   // instances of the launch that is being dispatched
+  uint32_t num_pushed_ = 0;      // how many of them this scheduler has pushed
+  uint64_t start_ns_ = 0;        // when the launch's waits were met
+  bool dispatching_ = false;     // the launch's waits are met; some instances may be pushed
+  bool dispatched_ = false;      // all instances are pushed; the next step() calls finish_launch()
   bool barrier_passed_ = false;  // the iteration has started
-  bool postponed_ = false;       // the scheduler step was called, and is not done
+  bool postponed_ = false;       // the scheduler step was called and is not done
 
   DISTMK_FN Context context() const {
     Context context(state_, team_);
@@ -140,7 +140,7 @@ class Scheduler {
       jit_ring_of(state_, worker).close(team_, iteration);
   }
 
-  // The batch of a turn's first iteration was made by the program that had the turn before.
+  // Whether the batch of this iteration exists already: the program that had the turn before has made it.
   DISTMK_FN bool is_prepared() const { return state_.params->prepared && iteration_ == state_.params->first_iteration; }
 
   DISTMK_FN bool run_here(bool met) {
@@ -178,7 +178,7 @@ class Scheduler {
       dispatching_ = true;
     }
     // A single task goes to one worker of this scheduler. The instances of a massive launch go round all workers; each
-    // scheduler pushes those of its own workers.
+    // scheduler pushes its own workers' share.
     const uint32_t num_workers = massive ? state_.program->num_workers : id_ + 1;
     for (; worker_ < num_workers; move_to_worker(worker_ + num_schedulers)) {
       for (; instance_ < num_instances_; instance_ += num_workers) {
@@ -188,13 +188,14 @@ class Scheduler {
       }
     }
     dispatched_ = true;
-    // On a GPU signaling is a step of its own: a worker that steps its scheduler then starts its instance first.
+    // On a GPU signaling is a step of its own, so that a worker that steps its scheduler starts its instance first.
     return SIGNALS_TAKE_LONG || finish_launch();
   }
 
   DISTMK_FN bool finish_launch() {
     const uint64_t pushed_ns = tracer_.now();
-    // Every scheduler accounts for `max_instances`, so that the event also says that each has read the batch metadata.
+    // Every scheduler accounts for `max_instances`, so the event also says that every scheduler has read the batch
+    // metadata.
     if (is_massive()) context().finish_unused(task_.desc->max_instances - num_pushed_);
     tracer_.record(context(), start_ns_, pushed_ns);
     dispatching_ = dispatched_ = false;

@@ -1,10 +1,10 @@
-// The body of the scheduler step: runs the batcher, and brings what it has decided to every rank.
+// The body of the scheduler step: runs the batcher, and sends its batch to every rank.
 #pragma once
 #include "runtime/batcher.h"
 
 namespace distmk {
 
-// While the batcher waits for the host, tells the waits of all ranks that the launch is alive (wait.h).
+// While the batcher waits for the host, tells all ranks that the launch is alive, so that no wait expires (wait.h).
 DISTMK_FN void beat(Context& context, BatcherState& state, uint32_t num_ranks) {
   const Team& team = context.team;
   bool due = false;
@@ -40,7 +40,8 @@ DISTMK_FN void put_to_all(const Context& context, uint64_t operand, uint64_t num
     if (rank != context.rank()) context.put(rank, operand, context.at<void>(operand), num_bytes);
 }
 
-// Brings the batch to every rank, as that of `program`. If another one has the turn, the batch that ends it says so.
+// Sends the batch to every rank, as the batch of `program`. If that is not the running program, it also sends the
+// running program a last batch whose `stop` names the next one.
 DISTMK_FN void store_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory,
                            uint32_t program) {
   const ProgramChoice choice(context, args);
@@ -59,8 +60,8 @@ DISTMK_FN void store_batch(Context& context, const SchedulerStepArgs& args, cons
   put_to_all(context, args.batch, offsetof(Batch, runs));
 }
 
-// The body of the scheduler step: builds the batch, sends it to every rank, and does last what no rank waits for: the
-// host's tokens, and the state from which the next launch starts. While there is no batch to build it is postponed.
+// The body of the scheduler step: builds the batch and sends it to every rank. What no rank waits for comes last: the
+// host's tokens, and the state from which the next launch starts. Without a batch to build, the step is postponed.
 DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
   const Team& team = context.team;
   TokenEvent events[HostRings::NUM_NEAR];
@@ -70,7 +71,7 @@ DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, co
   step = team.from_leader(step);
   if (step & HAS_RECORDS) batcher.copy_records();
   if (!(step & HAS_BATCH)) return postpone(context, args, memory, batcher);
-  team.sync();  // from_leader() orders no memory
+  team.sync();  // from_leader() does not order memory
   const bool copied = memory.batch != context.at<Batch>(args.batch);
   store_batch(context, args, memory, team.from_leader(batcher.program()));
   if (step & HAS_PAGES) put_page_table(context, args, Sequences(*memory.state, memory.far));

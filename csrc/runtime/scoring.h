@@ -1,11 +1,11 @@
-// How a query scores positions, and which it sees: `window` of them, up to its own.
+// How a query scores positions, and which positions it sees: the last `window` up to its own.
 #pragma once
 #include "abi.h"
 #include "runtime/math.h"
 
 namespace distmk {
 
-// Positions that the rows of a run see together, the last ones of its sequence.
+// Number of positions that the rows of a run see together: the last ones of its sequence.
 DISTMK_FN uint32_t num_seen(uint32_t window, const BatchRun& run, uint32_t num_rows) {
   const uint32_t kv_len = static_cast<uint32_t>(run.kv_len), most = window + (num_rows - 1);
   return kv_len < most ? kv_len : most;
@@ -18,11 +18,11 @@ DISTMK_FN uint32_t first_seen(uint32_t window, uint32_t position) {
   return position < window ? 0 : position + 1 - window;
 }
 
-// Whether scores are multiplied by `scale` and nothing else is made of them.
+// Whether scores are only multiplied by `scale`.
 DISTMK_FN bool are_only_scaled(const ScoreArgs& args) { return args.softcap == 0.0f; }
 
-// What else is made of a scaled score (Scores in distmk/abi/scores.py): cap * tanh(score / cap). Both are times log(e)
-// to the base of Math::exp.
+// Caps a scaled score (Scores in distmk/abi/scores.py): cap * tanh(score / cap). The score and the result are both
+// multiplied by log(e) to the base of Math::exp.
 template <class Math, class T>
 DISTMK_FN T vary_score(T score, const ScoreArgs& args) {
   const float cap = args.softcap;

@@ -1,11 +1,11 @@
-// The running sequences, by slot, and where the batcher keeps what does not fit into its state: behind that lie the
-// page pool, the pages, and what the slots from MAX_ROWS on need.
+// The running sequences, by slot. Behind the batcher's state, in memory, lie the page pool, the pages, and then the
+// sequences and events that the slots from MAX_ROWS on need.
 #pragma once
 #include "runtime/context.h"
 
 namespace distmk {
 
-// Slots of a program, and rows of a job iteration that are sampled at most (distmk/tasks/slots.py).
+// Number of slots of a program, and the most rows that a job iteration samples (distmk/tasks/slots.py).
 DISTMK_FN uint32_t num_slots(const SchedulerStepArgs& args) {
   return args.max_slots > MAX_ROWS ? args.max_slots : MAX_ROWS;
 }
@@ -13,27 +13,27 @@ DISTMK_FN uint32_t num_slots(const SchedulerStepArgs& args) {
 DISTMK_FN PagePoolState* page_pool(const Context& context, const SchedulerStepArgs& args) {
   return reinterpret_cast<PagePoolState*>(context.at<BatcherState>(args.state) + 1);
 }
-// The sequences in the slots from MAX_ROWS on.
+// Sequences in the slots from MAX_ROWS on.
 DISTMK_FN Sequence* far_sequences(const Context& context, const SchedulerStepArgs& args) {
   return reinterpret_cast<Sequence*>(reinterpret_cast<KvPage*>(page_pool(context, args) + 1) + args.num_pages);
 }
-// The events of a step that HostRings has no room for.
+// Events of a step beyond the NUM_NEAR that HostRings keeps in near memory.
 DISTMK_FN TokenEvent* far_events(const Context& context, const SchedulerStepArgs& args) {
   return reinterpret_cast<TokenEvent*>(far_sequences(context, args) + num_slots(args) - MAX_ROWS);
 }
 
-// Sequence::admission: the number, and whether the request has a seed.
+// Value of Sequence::admission: twice the admission's number, plus 1 if the request has a seed.
 DISTMK_FN uint32_t admission_of(uint32_t number, const Request& request) {
   return 2 * number + !!(request.sampling.flags & static_cast<uint32_t>(SamplingFlag::SEEDED));
 }
 DISTMK_FN bool has_seed(const Sequence& sequence) { return sequence.admission & 1; }
-// Of a sequence that was admitted when `num_admissions` had been: how many came behind it, and itself.
+// Number of admissions from this sequence's on, its own included, when `num_admissions` have happened in all.
 DISTMK_FN uint32_t num_admitted_since(uint32_t num_admissions, const Sequence& sequence) {
   return (2 * num_admissions - (sequence.admission & ~1u)) / 2;
 }
 
-// The first MAX_ROWS sequences are in the batcher's state, which a GPU keeps in shared memory. Low slots are taken
-// first, so up to so many sequences never need the others.
+// The first MAX_ROWS sequences are part of the batcher's state, which a GPU keeps in shared memory. Low slots are taken
+// first, so up to MAX_ROWS sequences never touch the others.
 class Sequences {
  public:
   DISTMK_FN Sequences(BatcherState& state, Sequence* far) : state_(state), far_(far) {}
@@ -41,15 +41,15 @@ class Sequences {
   DISTMK_FN Sequence& operator[](uint32_t slot) const {
     return slot < MAX_ROWS ? state_.slots[slot] : far_[slot - MAX_ROWS];
   }
-  // Where none of the others is in use.
+  // operator[] for callers that know all_near() to hold.
   DISTMK_FN Sequence& near(uint32_t slot) const { return state_.slots[slot]; }
   DISTMK_FN bool all_near() const { return state_.end_slot <= MAX_ROWS; }
 
-  // Whether the rows of the sequence in a slot keep to programs (batch_builder.h).
+  // Whether a fixed program must compute each row of the sequence in a slot, because it has a seed (batch_builder.h).
   DISTMK_FN bool is_kept(uint32_t slot) const { return (*this)[slot].request >= 0 && has_seed((*this)[slot]); }
   DISTMK_FN bool any_kept() const { return state_.num_seeded; }
 
-  // Slots from this one on are free.
+  // One past the last slot in use.
   DISTMK_FN uint32_t end() const { return state_.end_slot; }
   DISTMK_FN bool is_free(uint32_t slot) const { return slot >= end() || (*this)[slot].request < 0; }
   DISTMK_FN void take(uint32_t slot) const {

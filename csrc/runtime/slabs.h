@@ -1,15 +1,16 @@
-// How the rows of a matrix are dealt to slabs (Partition in distmk/graph/partition.py). `Args`: of a product.
+// How the rows of a matrix are dealt to slabs (Partition in distmk/graph/partition.py). `Args`: arguments of a matrix
+// product.
 #pragma once
 #include "platform/platform.h"
 
 namespace distmk {
 
-// Pairs of rows behind the reduced slabs.
+// Pairs of rows after the reduced slabs.
 template <class Args>
 DISTMK_FN uint32_t num_pairs(const Args& args) {
   return (args.num_rows - args.num_reduced * args.reduced_rows + 1) / 2;
 }
-// The first row of a slab; the number of rows behind the last slab.
+// First row of a slab; for the index past the last slab, the number of rows.
 template <class Args>
 DISTMK_FN uint32_t slab_begin(const Args& args, uint32_t slab) {
   if (slab < args.num_reduced) return slab * args.reduced_rows;
@@ -18,8 +19,8 @@ DISTMK_FN uint32_t slab_begin(const Args& args, uint32_t slab) {
   return begin < args.num_rows ? begin : args.num_rows;
 }
 
-// The rows of gate and up that make a column of a gated product. A slab of 2h rows has gate's row i as row i, and up's
-// as row h + i.
+// Rows of gate and up that give one column of a gated product. In a slab of 2h rows, row i is gate's row i and row h +
+// i is up's.
 struct GateUp {
   uint32_t gate, up;
 

@@ -1,6 +1,6 @@
-// Split-KV: how an attention launch's KV positions are cut into splits, and where splits leave their partials. It
-// follows from the layer's window and the lengths in the batch metadata alone, so schedulers, workers and tasks work it
-// out for themselves, with the same result.
+// Split-KV (flash-decoding): how the KV positions of an attention launch are cut into splits, and where splits leave
+// their partials. The layer's window and the lengths in the batch metadata determine both, so schedulers, workers and
+// tasks each compute them, with the same result.
 #pragma once
 #include "runtime/context.h"
 #include "runtime/scoring.h"
@@ -8,15 +8,15 @@
 namespace distmk {
 
 // Whether every split has `min_split` positions and begins at a multiple of that, whatever else the batch holds. The
-// arithmetic of a row is then the same in any company and in any chunk of its prompt. Positions before a window are in
-// splits, too. `args`: of attention or of a combine.
+// arithmetic of a row is then the same in any batch and with any chunking of its prompt. Positions before a window are
+// in splits, too. `Args`: of attention or of a combine.
 template <class Args>
 DISTMK_FN bool has_fixed_splits(const Args& args) {
   return !args.split_budget;
 }
 
-// Whether the combine is fused into the GEMVs that consume attention's output: of a batch of one row that sees few
-// enough positions for at most COMBINE_WIDTH splits. `args`: of attention, of a combine or of a linear task.
+// Whether the combine is fused into the GEMVs that consume attention's output. It is if the batch is one row that sees
+// few enough positions for COMBINE_WIDTH splits. `Args`: of attention, of a combine or of a linear task.
 template <class Args>
 DISTMK_FN bool fuses_combine(const Args& args, uint32_t num_rows, const BatchRun& run) {
   return num_rows == 1 && num_seen(args.window, run, 1) <= args.fused_combine_len;
@@ -25,8 +25,9 @@ DISTMK_FN uint32_t max_fused_splits(uint32_t max_splits) {
   return max_splits < COMBINE_WIDTH ? max_splits : COMBINE_WIDTH;
 }
 
-// Number of splits of each run: its share, by the positions that it sees, of a budget for all runs, so that all splits
-// are about as long and no worker has two; at least `min_split` positions each. Called by all lanes of a warp together.
+// Number of splits of each run. All runs share a budget in proportion to the positions that they see, so that all
+// splits are about equally long and no worker has two. A split has at least `min_split` positions. All lanes of a warp
+// call this together.
 class Splits {
  public:
   template <class Args>  // of attention or of a combine
@@ -44,10 +45,10 @@ class Splits {
     if (!budget_) return (static_cast<uint32_t>(run.kv_len) + min_split_ - 1) / min_split_;
     const uint32_t length = num_seen(window_, run);
     return bounded(length == total_ ? budget_ : length * budget_ / total_, min_split_, max_splits_,
-                   length);  // divisions are slow
+                   length);  // division is slow
   }
 
-  // Of a batch-1 row whose combine is fused.
+  // Splits of a batch-1 row whose combine is fused.
   template <class Args>
   DISTMK_FN static uint32_t of_fused(const Args& args, const BatchRun& run) {
     return bounded(args.split_budget, args.min_split, max_fused_splits(args.max_splits), num_seen(args.window, run, 1));
@@ -56,7 +57,7 @@ class Splits {
  private:
   uint32_t budget_, min_split_, window_, max_splits_, total_ = 0;
 
-  // More than COMBINE_WIDTH are rounded down to a multiple of it.
+  // Numbers above COMBINE_WIDTH are rounded down to a multiple of it.
   DISTMK_FN static uint32_t bounded(uint32_t wanted, uint32_t min_split, uint32_t max_splits, uint32_t length) {
     if (!wanted) wanted = 1;
     if (wanted > max_splits) wanted = max_splits;
@@ -65,17 +66,17 @@ class Splits {
   }
 };
 
-constexpr uint32_t KV_TILE =
-    16;  // positions that a GPU's warp takes at once; a split boundary inside one wastes part of it
+// Positions that a warp on a GPU takes at once. A split boundary inside such a tile wastes part of it.
+constexpr uint32_t KV_TILE = 16;
 
-// First position of split `s` of `n` over the positions that a run sees; its kv_len where s = n. Splits are equal to
-// within one position where they are short, else all but the first begin at a multiple of KV_TILE. Fixed ones have the
-// end of a whole split, behind kv_len.
+// First position of split `s` of `n` over the positions that a run sees; with s = n, the run's kv_len. Short splits are
+// equal to within one position; of longer splits all but the first begin at a multiple of KV_TILE. Fixed splits always
+// end where a whole split would, which may be past kv_len.
 template <class Args>
 DISTMK_FN uint32_t split_begin(const Args& args, const BatchRun& run, uint32_t s, uint32_t n) {
   if (has_fixed_splits(args)) return s * args.min_split;
   const uint32_t length = num_seen(args.window, run), first = static_cast<uint32_t>(run.kv_len) - length;
-  const uint32_t begin = first + length * s / n;  // of lengths and splits whose product fits 32 bits
+  const uint32_t begin = first + length * s / n;  // the product of length and splits fits 32 bits
   return s && s < n && length >= KV_TILE * n ? begin / KV_TILE * KV_TILE : begin;
 }
 
@@ -88,7 +89,7 @@ DISTMK_FN uint32_t num_attention_instances(const AttentionArgs& args, const Batc
   return args.num_kv * sum_of_sizes(batch.num_runs, [&](uint32_t run) { return splits.of(batch.runs[run]); });
 }
 
-// Instances are ordered by run, KV head, split.
+// Instances are ordered by run, then KV head, then split.
 DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const Batch& batch, uint32_t index) {
   const Splits splits(args, batch);
   const uint32_t run =
@@ -97,7 +98,8 @@ DISTMK_FN AttentionInstance attention_instance(const AttentionArgs& args, const 
   return {run, index / count, index % count, count};
 }
 
-// Slice `index` of a combine task; slices of COMBINE_SLICE elements are counted from the first one of its first head.
+// Slice `index` of a combine task. Slices have COMBINE_SLICE elements and are numbered from the first slice of the
+// task's first head.
 struct CombineSlice {
   uint32_t head, begin, end;  // elements of the head
 
@@ -109,22 +111,24 @@ struct CombineSlice {
   }
 };
 
-// Partials are f32 [slice, row, split, PARTIAL_FLOATS]. Offset in floats of a row's split in its slice.
+// Partials are f32 [slice, row, split, PARTIAL_FLOATS]. Returns the offset, in floats, of a row's split within its
+// slice.
 DISTMK_FN uint64_t partial_begin(uint32_t row, uint32_t split, uint32_t max_splits) {
   return uint64_t{row * max_splits + split} * PARTIAL_FLOATS;
 }
-// The same from the first slice on.
+// The offset, in floats, from the first slice on.
 DISTMK_FN uint64_t partial_of_slice(uint32_t slice, uint32_t row, uint32_t split, uint32_t max_splits) {
   return partial_begin(slice * MAX_ROWS + row, split, max_splits);
 }
 DISTMK_FN uint64_t slice_floats(uint32_t max_splits) { return uint64_t{MAX_ROWS} * max_splits * PARTIAL_FLOATS; }
 
-// Fused partials are bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]. Offset in elements of a head's split.
+// Fused partials are bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]. Returns the offset, in elements, of a head's
+// split.
 DISTMK_FN uint32_t fused_partial_begin(uint32_t head, uint32_t split, uint32_t max_splits, uint32_t head_dim) {
   return (head * max_fused_splits(max_splits) + split) * (FUSED_PARTIAL_HEADER + head_dim);
 }
 
-// The run that a row belongs to. The search starts at run `row`: mostly runs are one row each.
+// The run that a row belongs to. The search starts at run `row`, because most runs have one row.
 DISTMK_FN const BatchRun& run_of(const Batch& batch, uint32_t row) {
   uint32_t run = row < batch.num_runs ? row : batch.num_runs - 1;
   while (static_cast<uint32_t>(batch.runs[run].row_begin) > row) --run;

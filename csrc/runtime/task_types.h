@@ -1,5 +1,5 @@
 // Task types: their bodies, what else the runtime asks of them, and the dispatch from a descriptor to both. A type's
-// traits are generated from its dataclass (TaskTraits in abi.h); this file and those that use it name no type.
+// traits are generated from its dataclass (TaskTraits in abi.h), so this file and its users name no type.
 #pragma once
 #include "runtime/context.h"
 
@@ -10,8 +10,8 @@ namespace distmk {
 DISTMK_TASK_TYPES(DISTMK_DECLARE_BODY)
 #undef DISTMK_DECLARE_BODY
 
-// A type that COUNTS_WORK_ITEMS also defines, in both places, the number of instances that it has in this iteration, at
-// most max_instances.
+// A type that COUNTS_WORK_ITEMS also defines, in both places, how many instances it has in an iteration (at most
+// max_instances).
 #define DISTMK_DECLARE_HOOK(id, name, Args) \
   DISTMK_BODY uint32_t num_work_items(const Context& context, const Args& args);
 DISTMK_TASK_TYPES_COUNTS_WORK_ITEMS(DISTMK_DECLARE_HOOK)
@@ -55,7 +55,7 @@ DISTMK_FN void run_body(Context& context) {
   }
 }
 
-// The body of a type that schedulers run. A single such type needs no comparison.
+// The body of a type that schedulers run. If there is only one such type, nothing is compared.
 DISTMK_FN void run_scheduler_body(Context& context) {
 #define DISTMK_COUNT(id, name, Args) +1
   constexpr uint32_t NUM_TYPES = DISTMK_TASK_TYPES_RUNS_ON_SCHEDULER(DISTMK_COUNT);

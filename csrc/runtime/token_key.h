@@ -1,4 +1,4 @@
-// The order of a row's tokens as numbers: by logit, equal ones by id.
+// Keys that order a row's tokens: by logit, and by id where logits are equal.
 #pragma once
 #include <stdint.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-// A draw from a softmax as a race (the Gumbel-max trick): every token runs for a time that is exponential with its
-// probability as the rate, and the first one wins. So a small change of the logits seldom changes the winner, and it
-// does so by no more than it changes the distribution.
+// A draw from a softmax as a race (the Gumbel-max trick). Each token gets an exponential random time, with its
+// probability as the rate, and the earliest token wins. A small change of the logits then changes the winner about as
+// seldom as it must.
 #pragma once
 #include <math.h>
 
@@ -9,7 +9,7 @@
 
 namespace distmk {
 
-// The random numbers of all tokens at a position, which depend on nothing else.
+// Random numbers of the tokens at a position. A number depends on seed, position and token alone.
 struct TokenNumbers {
   static constexpr uint32_t PER_CALL = 4;  // tokens that share a call of Philox
   static_assert(PER_CALL == LOGITS_PER_VECTOR, "");
@@ -18,7 +18,7 @@ struct TokenNumbers {
   uint32_t position;
 
   DISTMK_FN uint32_t of(uint32_t token) const { return item(call(token / PER_CALL).word, token % PER_CALL); }
-  // Those of the tokens of a vector. Vectors of a section that begins inside a call take two calls.
+  // Numbers of the tokens of a vector. A vector that begins inside a Philox call, as in some sections, takes two calls.
   DISTMK_FN void of(uint32_t first, uint32_t* number) const {
     const Philox low = call(first / PER_CALL);
     DISTMK_UNROLL
@@ -31,7 +31,7 @@ struct TokenNumbers {
       number[i] = shift + i < PER_CALL ? item(low.word, shift + i) : item(high.word, shift + i - PER_CALL);
   }
 
-  // An element of an array in registers.
+  // An element of an array that stays in registers, because no index is computed.
   template <class T>
   DISTMK_FN static T item(const T* array, uint32_t index) {
     return index == 0 ? array[0] : index == 1 ? array[1] : index == 2 ? array[2] : array[3];
@@ -45,12 +45,14 @@ struct TokenNumbers {
   DISTMK_FN Philox call(uint32_t index) const { return Philox(seed, index, position); }
 };
 
-// In (0, 1). All 32 bits count near 0, where the winners are.
+// A number in (0, 1). All 32 bits count near 0, where the winners are.
 DISTMK_FN float uniform(uint32_t number) { return fminf((static_cast<float>(number) + 0.5f) * 0x1p-32f, 1 - 0x1p-24f); }
 
-// The score of a token is its logit over the temperature and this: minus the logarithm of an exponential random number.
+// Gumbel noise: minus the logarithm of an exponential random number. A token's score is its logit over the temperature
+// plus this.
 DISTMK_FN float gumbel(uint32_t number) { return -logf(-log1pf(-uniform(number))); }
-constexpr float MAX_GUMBEL = 22.9f;  // a little more than that of 0; -logf(uniform(number)) is a bound, too
-constexpr float LOG_ERROR = 1e-3f;   // more than that of a bound that is computed with a fast logarithm
+// Slightly above gumbel(0), the maximum. Another upper bound of gumbel(number) is -logf(uniform(number)).
+constexpr float MAX_GUMBEL = 22.9f;
+constexpr float LOG_ERROR = 1e-3f;  // exceeds the error of that bound if a fast logarithm computes it
 
 }  // namespace distmk

@@ -1,16 +1,16 @@
-// Selects the best tokens of a row without sorting it, up to a number (top-k), and draws one of those or of their best
-// up to a share of the probability (top-p), exactly. Tokens are ordered by logit, equal ones by id; what is kept is
-// always a prefix of that order.
+// Selects the best tokens of a row without sorting it (top-k). Draws one of them, or one of the best that hold a share
+// of the probability (top-p). Results are exact. Tokens are ordered by logit, equal ones by id; the tokens that are
+// kept are always a prefix of that order.
 //
-// Top-k of few: the best tokens of that many threads are at least as good as the last token that is kept. So those down
-// to the worst of them are listed and sorted. If they are too many: a histogram by distance from the best logit finds
-// the bin of the last token that is kept. If few tokens are in it, they are listed and sorted; else it is divided again
-// (radix select).
+// Top-k with a small k: the k-th best of the threads' best tokens is at most as good as the row's k-th best token. So
+// it suffices to list and sort the tokens that are at least as good as the former. If these are too many, or k is
+// large, a histogram by distance from the best logit finds the bin of the last token that is kept. If that bin has few
+// tokens, they are listed and sorted; else it is divided again (radix select).
 //
-// A draw is a race of the tokens that are kept (token_race.h). Top-p of tokens that are not listed: all race; if those
-// better than the winner have the share already, these race again. Every token keeps its random number, so the winner
-// is the same as in a race of the share alone. Probabilities are added up as integers, so the result depends on no
-// order of additions.
+// A draw is a race of the tokens that are kept (token_race.h). For top-p of tokens that are not listed, all tokens race
+// first. If the tokens better than the winner already hold the share, only these race again. Every token keeps its
+// random number, so the winner is the same as in a race of the share alone. Probabilities are added up as integers, so
+// the result does not depend on the order of the additions.
 #pragma once
 #include <math.h>
 
@@ -23,12 +23,12 @@ namespace distmk {
 
 constexpr uint32_t NUM_BINS = 1024, LIST_CAPACITY = 1024, MAX_THREADS = 256;
 constexpr float BINS_PER_NAT = 64.0f;
-constexpr float MASS_SCALE = 0x1p40f;  // of a probability relative to the best token's
+constexpr float MASS_SCALE = 0x1p40f;  // scale of a probability relative to the best token's
 
-// Shared by the threads of a block.
+// Memory that the threads of a block share.
 struct SelectorMemory {
-  uint32_t counts[NUM_BINS];   // of tokens, by distance from the best logit
-  TokenKey best[MAX_THREADS];  // of each thread's tokens
+  uint32_t counts[NUM_BINS];   // tokens in each bin
+  TokenKey best[MAX_THREADS];  // the best token of each thread
   TokenKey list[LIST_CAPACITY];
   uint32_t list_size;
   uint32_t found_index;
@@ -40,7 +40,7 @@ class TokenSelector {
  public:
   DISTMK_FN TokenSelector(Block& block, const RowLogits& row) : block_(block), memory_(block.memory()), row_(row) {}
 
-  // The token of the largest logit, of equal ones the first; first of all.
+  // The token with the largest logit, and the first one of equal tokens. Must be called before anything else.
   DISTMK_OUTLINED Candidate find_best() {
     Candidate best = {-INFINITY, -1};
     for_each_vector<Block>(row_, [&](uint32_t first, const float* x, uint32_t, uint64_t) {
@@ -57,14 +57,14 @@ class TokenSelector {
     best_token_ = static_cast<uint32_t>(best.token);
     return best;
   }
-  // Tokens with z < `floor` are dropped; z: distance from the best logit over the temperature (not positive).
+  // Drops tokens with z < `floor`, where z is the distance from the best logit over the temperature (not positive).
   DISTMK_FN void set(float temperature, float floor) {
     scale_ = 1.0f / temperature;
     floor_ = floor;
   }
 
-  // Keeps the best `count` tokens, or all if there are not more. Lists them, the best first, if they are at most
-  // LIST_CAPACITY.
+  // Keeps the best `count` tokens, or all if the row has fewer. Lists the kept tokens, the best first, if they are at
+  // most LIST_CAPACITY.
   DISTMK_FN void keep_count(uint32_t count) {
     if (count > Block::size() || !list_by_threads(count)) {
       const uint64_t num_kept = find_last(count);
@@ -74,7 +74,7 @@ class TokenSelector {
   DISTMK_FN uint32_t num_listed() const { return num_listed_; }
   DISTMK_FN TokenKey listed(uint32_t index) const { return memory_.list[index]; }
 
-  // A token by probability, out of the best that have a share `p` of the probability of those that are kept.
+  // Draws a token by probability, out of the best tokens that hold a share `p` of the kept tokens' probability.
   DISTMK_OUTLINED int32_t draw(float p, const TokenNumbers& numbers) {
     if (num_listed_) return race_of_listed(num_in_share(p), numbers);
     uint64_t share = 0;
@@ -91,9 +91,9 @@ class TokenSelector {
     }
   }
 
-  // Probability relative to the best token's, times MASS_SCALE.
+  // Probability mass: sums of probabilities relative to the best token's, times MASS_SCALE.
   struct Mass {
-    uint64_t all, better;  // of all tokens that are kept, and of those better than a given one
+    uint64_t all, better;  // of all kept tokens, and of those better than a given token
   };
   DISTMK_OUTLINED Mass weigh(float logit, uint32_t token) {
     Mass mass{0, 0};
@@ -115,7 +115,8 @@ class TokenSelector {
   SelectorMemory& memory_;
   const RowLogits& row_;
   float best_ = 0.0f, scale_ = 1.0f, floor_ = -INFINITY;
-  float last_logit_ = -INFINITY;  // tokens are kept down to this logit; of those that have it, those before end_token_
+  // The worst logit that is kept. Tokens with exactly this logit are kept if their id is below end_token_.
+  float last_logit_ = -INFINITY;
   uint32_t end_token_ = 0;
   uint32_t best_token_ = 0;
   uint32_t num_listed_ = 0;  // 0: not listed
@@ -151,8 +152,8 @@ class TokenSelector {
     });
   }
 
-  // `bin_of_token(key, z)`: NUM_BINS or more for tokens that do not count. Most tokens are in the last bin, so threads
-  // count their own of these.
+  // `bin_of_token(key, z)` returns NUM_BINS or more for tokens that do not count. Most tokens are in the last bin, so
+  // each thread counts these for itself and adds them up once.
   template <class F>
   DISTMK_FN void fill_histogram(const F& bin_of_token) {
     block_.sync();
@@ -179,7 +180,8 @@ class TokenSelector {
     return block_.reduce(mine, [](uint64_t a, uint64_t b) { return a + b; });
   }
 
-  // The first of `num` items at which `before` and the amounts of the items up to it reach the target.
+  // The first of `num` items at which `before` plus the amounts so far reach the target: its index, the sum before it,
+  // and its own amount.
   struct Place {
     uint32_t index;
     uint64_t before, inside;
@@ -207,8 +209,8 @@ class TokenSelector {
     return place;
   }
 
-  // Divides the keys of a bin from `low` to `high`, which hold more than LIST_CAPACITY tokens, by a histogram of their
-  // own; they become those of its bin that reaches the target.
+  // Narrows the range [low, high] of a bin's keys, which holds more than LIST_CAPACITY tokens. A histogram of this
+  // range finds the part in which the target is reached.
   DISTMK_FN Place divide(uint32_t bin, uint64_t before, TokenKey* low, TokenKey* high, uint64_t target) {
     TokenKey first = *high, last = *low;
     for_each_kept([&](TokenKey key, float z) {
@@ -231,8 +233,8 @@ class TokenSelector {
     return place;
   }
 
-  // Lists and sorts the kept tokens for which `wanted(key, z)`, all with logits of at least `least`. Returns their
-  // number; of more than LIST_CAPACITY, only some are listed.
+  // Lists and sorts the kept tokens for which `wanted(key, z)` holds; their logits must be at least `least`. Returns
+  // their number. If it exceeds LIST_CAPACITY, only some are listed.
   template <class F>
   DISTMK_FN uint32_t gather(float least, const F& wanted) {
     block_.sync();
@@ -254,7 +256,7 @@ class TokenSelector {
     return num;
   }
 
-  // Lists the best `count` tokens. False: those that may be among them are too many.
+  // Lists the best `count` tokens. Returns false if too many tokens may be among them.
   DISTMK_OUTLINED bool list_by_threads(uint32_t count) {
     block_.sync();
     for (uint32_t i = block_.index(); i < Block::size(); i += block_.size()) memory_.list[i] = memory_.best[i];
@@ -265,14 +267,14 @@ class TokenSelector {
     num_listed_ = num < count ? num : count;
     return true;
   }
-  // Drops all but the best `count` tokens. Returns the number of those that are left.
+  // Drops all but the best `count` tokens. Returns how many are left.
   DISTMK_OUTLINED uint64_t find_last(uint32_t count) {
     fill_histogram([&](TokenKey, float z) { return bin_of(z); });
     const uint64_t num_all = total(NUM_BINS, count_in_bin());
     if (num_all <= count) return num_all;
     Place place = find(NUM_BINS, count_in_bin(), 0, count);
     const uint32_t bin = place.index;
-    TokenKey low = 0, high = ~TokenKey{0};  // of the tokens of the bin that are still in question
+    TokenKey low = 0, high = ~TokenKey{0};  // of the bin's tokens that are still in question
     while (place.inside > LIST_CAPACITY) place = divide(bin, place.before, &low, &high, count);
     gather(-INFINITY, [&](TokenKey key, float z) { return bin_of(z) == bin && key >= low && key <= high; });
     const TokenKey last = memory_.list[count - 1 - place.before];
@@ -281,7 +283,7 @@ class TokenSelector {
     return count;
   }
 
-  // Listed tokens, the best ones, that have a share `p` of the probability of all listed ones.
+  // How many of the listed tokens, the best first, hold a share `p` of the probability of all listed tokens.
   DISTMK_FN uint32_t num_in_share(float p) {
     if (p >= 1.0f) return num_listed_;
     return find(num_listed_, mass_of_listed(), 0, share_of(total(num_listed_, mass_of_listed()), p)).index + 1;
@@ -297,8 +299,8 @@ class TokenSelector {
     }
     return block_.reduce(winner, winner_of).token;
   }
-  // Of all tokens that are kept. The best tokens of the threads race first: few others can beat the winner of these, so
-  // most vectors are passed over, those far behind without a random number.
+  // The winner among all kept tokens. The best tokens of the threads race first. Few others can beat their winner, so
+  // most vectors are skipped, and those far behind need no random number.
   DISTMK_OUTLINED uint32_t race(const TokenNumbers& numbers) {
     Candidate winner = {-INFINITY, -1};
     const auto enter = [&](uint32_t token, float x, uint32_t number) {

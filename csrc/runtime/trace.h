@@ -1,5 +1,5 @@
-// Start and end of each task that a worker or scheduler ran: the last ones of a launch and of those before it. A launch
-// that is not traced pays one branch per task.
+// Records when each task of a worker or scheduler started and ended, in a ring that keeps the last ones across
+// launches. A launch that is not traced pays one branch per task.
 #pragma once
 #include "runtime/context.h"
 
@@ -7,7 +7,8 @@ namespace distmk {
 
 class Tracer {
  public:
-  // `runner`: a worker, or num_workers + a scheduler. Only one thread of a team writes entries.
+  // `runner`: the index of a worker, or num_workers + the index of a scheduler. Only one thread of a team writes
+  // entries.
   DISTMK_FN Tracer(const RankState& state, uint32_t runner) {
     const LaunchParams& params = *state.params;
     if (!params.trace || !params.trace_capacity) return;
@@ -20,7 +21,8 @@ class Tracer {
 
   DISTMK_FN uint64_t now() const { return entries_ ? now_ns() : 0; }
 
-  // The context's task has ended. `start_ns`: its inputs were ready; `body_end_ns`: its body had ended.
+  // Records that the context's task has ended. Its inputs were ready at `start_ns`, and its body ended at
+  // `body_end_ns`.
   DISTMK_FN void record(const Context& context, uint64_t start_ns, uint64_t body_end_ns) {
     if (!entries_ || !context.team.leader()) return;
     const uint64_t end_ns = now_ns();

@@ -1,10 +1,11 @@
-// Waiting: when a task may run, when an iteration may start, and when a wait is given up.
+// How workers and schedulers wait: when a task's waits are met, when an iteration may start, and when a wait is given
+// up.
 #pragma once
 #include "runtime/rank_state.h"
 
 namespace distmk {
 
-// The event count that meets `wait` in this iteration. Events only grow: each iteration adds wait.count.
+// The event count that meets `wait` in this iteration. Events only grow: every iteration adds wait.count.
 DISTMK_FN uint64_t target_count(const Wait& wait, uint64_t iteration) {
   return wait.count * (iteration + 1 - wait.lag);
 }
@@ -14,18 +15,18 @@ DISTMK_FN bool is_met(const RankState& state, const Wait& wait, uint64_t iterati
   return has_reached(event, target_count(wait, iteration), scope_of(wait.system));
 }
 
-// Whether all waits of a task are met in this iteration. Each thread of the team polls a part of them.
+// Whether all waits of a task are met in this iteration. The threads of the team share the polls.
 DISTMK_FN bool waits_met(const RankState& state, const TaskView& task, uint64_t iteration, const Team& team) {
   bool met = true;
   for (uint32_t w = team.index; met && w < task.desc->num_waits; w += team.size)
     met = is_met(state, task.waits[w], iteration);
   if (!team.all(met)) return false;
-  team.sync();  // a warp vote orders no memory
+  team.sync();  // a warp vote does not order memory
   return true;
 }
 
-// waits_met() of two tasks at once, so that the team polls the events of both in one trip to memory. A task without
-// descriptor is not met.
+// waits_met() of two tasks at once: the team polls the events of both in a single round trip to memory. A task without
+// a descriptor counts as not met.
 struct BothMet {
   bool first, second;
 };
@@ -43,13 +44,13 @@ DISTMK_FN BothMet both_met(const RankState& state, const TaskView& first, uint64
     (of_first ? met.first : met.second) = false;
   }
   met = {team.all(met.first), team.all(met.second)};
-  team.sync();  // a warp vote orders no memory
+  team.sync();  // a warp vote does not order memory
   return met;
 }
 
 enum class IterationBarrier : uint32_t { CLOSED, OPEN, STOP };
 
-// One past the last iteration of this launch. If max_iterations ends it early, the next launch continues there.
+// One past the last iteration of this launch. If max_iterations ends the launch, the next launch continues there.
 DISTMK_FN uint64_t end_iteration(const LaunchParams& params) {
   return params.max_iterations ? params.first_iteration + params.max_iterations : ~0ull;
 }
@@ -61,9 +62,9 @@ DISTMK_FN bool batch_arrived(const RankState& state, uint64_t iteration, const T
   return team.all(has_reached(event, iteration + 1, scope_of(program.num_ranks > 1)));
 }
 
-// Whether the iteration may start here: its batch metadata has arrived or, in a program without batch, it is one of the
-// launch's fixed number of iterations. In a worker CTA the dispatcher polls the heap (TaskList::poll_batch) and caches
-// the batch; the other warps that ask wait for the cached copy.
+// Whether the iteration may start on this rank. Its batch metadata must have arrived; a program without a batch runs
+// the launch's fixed number of iterations. In a worker CTA only the dispatcher polls the heap (TaskList::poll_batch)
+// and caches the batch; the other warps wait for the cached copy.
 DISTMK_FN IterationBarrier iteration_barrier_state(const RankState& state, uint64_t iteration, const Team& team) {
   const ProgramHeader& program = *state.program;
   if (iteration == end_iteration(*state.params)) return IterationBarrier::STOP;
@@ -79,7 +80,7 @@ DISTMK_FN IterationBarrier iteration_barrier_state(const RankState& state, uint6
                                                                                       : IterationBarrier::OPEN;
 }
 
-// Batch::stop of an iteration that is not to start; 0 in a program without batch.
+// Batch::stop of an iteration that must not start; 0 in a program without a batch.
 DISTMK_FN uint32_t stop_of(const RankState& state) {
   if (state.cached_batch) return state.cached_batch->stop;
   const ProgramHeader& program = *state.program;
@@ -87,7 +88,7 @@ DISTMK_FN uint32_t stop_of(const RankState& state) {
   return reinterpret_cast<const Batch*>(state.address(program.iteration_batch))->stop;
 }
 
-// Tells the workers and schedulers of all ranks to leave.
+// Sets the abort flag of every rank, so that all workers and schedulers leave.
 DISTMK_FN void raise_abort(const RankState& state, Abort reason) {
   for (uint32_t rank = 0; rank < state.program->num_ranks; ++rank) {
     if (state.transport && is_remote(*state.transport, rank)) {
@@ -99,18 +100,20 @@ DISTMK_FN void raise_abort(const RankState& state, Abort reason) {
   }
 }
 
-// Back-off of a polling loop: spins, then sleeps between polls. Polls the abort flag; at the deadline it records the
-// unmet wait and raises the abort flag of every rank, unless rank 0 has said meanwhile that it waits for the host.
+// Back-off of a polling loop: it spins at first, then sleeps between polls, and checks the abort flag. At the deadline
+// it records the unmet wait and raises the abort flag of every rank, unless rank 0's beat shows that the launch is only
+// idle.
 class Backoff {
  public:
-  // `runner`: a worker, or num_workers + a scheduler.
+  // `runner`: the index of a worker, or num_workers + the index of a scheduler.
   DISTMK_FN Backoff(const RankState& state, uint32_t runner, const Team& team)
       : state_(state), runner_(runner), team_(team) {}
 
-  // The loop has made progress.
+  // Called when the loop has made progress.
   DISTMK_FN void reset() { polls_ = 0; }
 
-  // Another poll was in vain. False: leave. `task` has no descriptor if the loop waits for an iteration to start.
+  // Called after a poll that found nothing. Returns false if the caller must leave. `task` has no descriptor if the
+  // loop waits for an iteration to start.
   DISTMK_FN bool wait(const TaskView& task, uint64_t iteration) {
     if (polls_++ == 0) began_ns_ = since_ns_ = last_check_ns_ = now_ns();
     const bool spinning = polls_ < state_.params->spin_polls;
@@ -130,11 +133,11 @@ class Backoff {
   uint32_t runner_;
   const Team team_;
   uint32_t polls_ = 0;
-  uint64_t began_ns_ = 0, since_ns_ = 0, last_check_ns_ = 0;  // of the wait, of its deadline, of the last look
+  uint64_t began_ns_ = 0, since_ns_ = 0, last_check_ns_ = 0;  // start of the wait; start of its deadline; last check
   uint64_t last_beat_ = 0;
 
-  // Time since the first poll in vain. A process that was stopped or got no core did not poll meanwhile, so the time
-  // between two checks counts for at most a quarter of the deadline.
+  // Time since the first poll that found nothing. A process that was stopped or got no core did not poll meanwhile, so
+  // the time between two checks counts for at most a quarter of the deadline.
   DISTMK_FN uint64_t idle_time(uint64_t now) {
     if constexpr (MAY_BE_STOPPED) {
       const uint64_t passed = now - last_check_ns_, most = state_.params->deadline_ns / 4;
@@ -144,7 +147,7 @@ class Backoff {
     return now - since_ns_;
   }
 
-  // Whether rank 0's beat has moved on since the last call. If so, the deadline starts anew.
+  // Whether rank 0's beat has advanced since the last call. If so, the deadline starts anew.
   DISTMK_FN bool has_beat(uint64_t now) {
     const uint64_t beat = load_relaxed(&reinterpret_cast<const Control*>(state_.heap())->beat);
     if (beat == last_beat_) return false;

@@ -1,37 +1,37 @@
-// What a worker runs: the tasks of its ahead-of-time list in order, each once its events have been signaled, and
-// between them whatever a scheduler has pushed into its just-in-time ring. Bodies never wait for a later task, so a
-// dispatched task always runs. A spread task is in the list of every worker: each waits for the same events, runs its
+// What a worker runs: the tasks of its ahead-of-time list in order, each once its events have been signaled. In between
+// it runs whatever a scheduler pushes into its just-in-time ring. Bodies never wait for a later task, so a dispatched
+// task always runs. A spread task is in the list of every worker. Each worker waits for the same events, runs its own
 // instances (often one or none) and then signals the task's triggers.
 #pragma once
 #include "runtime/scheduler.h"
 
 namespace distmk {
 
-// SPECULATE: the task that the worker's scheduler will probably dispatch next is issued before its waits are met. The
-// next action decides: COMMIT runs it, RUN revokes it and runs another task instead.
+// SPECULATE issues the task that the worker's scheduler will probably dispatch next, before its waits are met. The next
+// action decides: COMMIT runs that task, RUN revokes it and runs another task instead.
 enum class ActionKind : uint32_t { RUN, RUN_DISPATCHED, SPECULATE, COMMIT, LEAVE };
 
 struct Action {
   ActionKind kind;
-  uint32_t instance;  // of a spread task: the first that is this worker's, whether or not the task has that many
+  uint32_t instance;  // of a spread task: this worker's first instance, even if the task has fewer
   uint64_t iteration;
   TaskView task;
 };
 
-// Whether a body may be entered before its task's waits are met, as it asks for its inputs itself.
+// Whether a body may be entered before its task's waits are met, because it calls inputs_ready() itself.
 DISTMK_FN constexpr bool begins_early(uint16_t type) {
   return StartSignal::EARLY && (polls_inputs(type) || prepares(type));
 }
 
-// Decides what a worker does next. `Tasks`: the source of task descriptors (runtime/task_source.h).
+// Decides what a worker does next. `Tasks` is the source of task descriptors (runtime/task_source.h).
 template <class Tasks>
 class Worker {
  public:
   using List = typename Tasks::List;
   using Holder = typename Tasks::Holder;
 
-  // All threads of `team` decide together. `local_scheduler`: a scheduler without a thread of its own, which is stepped
-  // here; or null.
+  // All threads of `team` decide together. `local_scheduler` is a scheduler without a thread of its own, which this
+  // worker steps; it may be null.
   DISTMK_FN Worker(const RankState& state, uint32_t worker, const Team& team, const List& list, const Holder& holder,
                    Scheduler<Tasks>* local_scheduler)
       : state_(state),
@@ -44,9 +44,9 @@ class Worker {
         backoff_(state, worker, team),
         local_scheduler_(local_scheduler) {}
 
-  // Iterations that this worker has completed, in this launch and those before it.
+  // Iterations that this worker has completed, in this launch and in the launches before it.
   DISTMK_FN uint64_t iterations() const { return iteration_; }
-  // Once it has left: Batch::stop, or 0 if it was told to give up.
+  // After the worker has left: Batch::stop, or 0 if the launch was given up.
   DISTMK_FN uint32_t stop() const { return stop_; }
 
   // Waits until there is a task to run or the launch is over. The previous task may still be running.
@@ -79,7 +79,7 @@ class Worker {
         list_.poll_batch(state_, iteration_, team_);
         const IterationBarrier barrier = iteration_barrier_state(state_, iteration_, team_);
         if (barrier == IterationBarrier::STOP && ring_.drained(team_, head_, iteration_)) {
-          // A launch in pieces may end in front of a batch that is not there yet.
+          // A launch in pieces may end before the next batch has arrived; then there is no stop to read.
           stop_ = iteration_ == end_iteration(*state_.params) ? 0 : stop_of(state_);
           return leave();
         }
@@ -101,7 +101,7 @@ class Worker {
         ++iteration_;
         started_ = false;
         busy = true;
-        // A worker that is always busy never backs off, so it would not see the abort flag elsewhere.
+        // The back-off also checks the abort flag, but a worker that is always busy never backs off.
         if (!team_.all(!load_relaxed(state_.abort_flag(state_.program->rank)))) return leave();
       }
       if (busy)
@@ -111,13 +111,15 @@ class Worker {
     }
   }
 
-  // The next result of next(), if it is known before the task's waits are met: nothing can be dispatched in between.
+  // The action that next() will return, if it is certain before the task's waits are met: nothing can be dispatched in
+  // between.
   DISTMK_FN bool peek(Action* action) const {
     if (!started_ || !task_.desc || !ring_.drained(team_, head_, CLOSED_FOREVER)) return false;
     *action = run_listed(task_);
     return true;
   }
-  // The results after that one, within the iteration; valid if peek() is, and for the third if peek_second() is.
+  // The actions after that one, within the iteration. peek_second() is valid if peek() is, and peek_third() if
+  // peek_second() is.
   DISTMK_FN bool peek_second(Action* action) { return peek_at(1, second_, action); }
   DISTMK_FN bool peek_third(Action* action) { return peek_at(2, third_, action); }
 
@@ -133,14 +135,14 @@ class Worker {
   Scheduler<Tasks>* local_scheduler_;
   uint64_t iteration_ = state_.params->first_iteration;
   uint64_t head_ = load_relaxed(&ring_.ring->head);  // entries popped from the ring
-  uint32_t next_ = 0;                                // entry of the list
+  uint32_t next_ = 0;                                // index of the current entry in the list
   uint32_t stop_ = 0;
-  TaskView task_;                   // its task; none behind the end and while the iteration may not start
-  TaskView second_, third_;         // the tasks behind it, once they were peeked at
+  TaskView task_;                   // the current task; none past the list's end or before the iteration starts
+  TaskView second_, third_;         // the tasks after it, once peeked at
   bool started_ = false;            // this iteration's barrier has opened
   bool speculation_tried_ = false;  // may_speculate() was asked since the last progress
-  bool speculating_ = false;        // the scheduler's next dispatch was issued
-  bool committed_ = false;          // it runs, but its entry has not been popped from the ring
+  bool speculating_ = false;        // the scheduler's next dispatch was issued early
+  bool committed_ = false;          // that task runs, but its entry is not popped yet
 
   DISTMK_FN void move_to(uint32_t entry) {
     next_ = entry;
@@ -166,16 +168,17 @@ class Worker {
   DISTMK_FN Action run_listed(const TaskView& task) const {
     return {ActionKind::RUN, first_instance(task), iteration_, task};
   }
-  // Runs the speculative task before the scheduler has dispatched it. next() then steps the scheduler until it has; the
-  // ring is empty, so the task's entry is the first to be popped.
+  // Runs the speculative task before the scheduler has dispatched it. next() then steps the scheduler until it has. As
+  // the ring is empty, the first entry to be popped is this task's.
   DISTMK_FN Action commit() {
     backoff_.reset();
     speculating_ = speculation_tried_ = false;
     committed_ = true;
     return {ActionKind::COMMIT, 0, iteration_, {}};
   }
-  // Whether to issue the scheduler's next dispatch speculatively: it comes before this worker's own next task in
-  // program order, and its body is entered only when its inputs are ready. Asked once between two steps of progress.
+  // Whether to issue the scheduler's next dispatch speculatively. It must precede this worker's own next task in
+  // program order, and its body must be one that is entered only when its inputs are ready. Asked once between two
+  // steps of progress.
   DISTMK_FN bool may_speculate(JitEntry* entry) {
     if (!StartSignal::EARLY || !local_scheduler_ || speculation_tried_) return false;
     speculation_tried_ = true;
@@ -195,9 +198,9 @@ class Worker {
   }
 };
 
-// Runs an action's task by `body(context)`: one instance if it was dispatched, this worker's instances if it is spread.
-// `early`: the body may be entered before its inputs are ready and asks for them itself. False: the launch was over, or
-// the task was revoked, before its inputs were ready.
+// Runs an action's task by `body(context)`: one instance if the task was dispatched, all of this worker's instances if
+// it is spread. With `early` the body may be entered before its inputs are ready and calls inputs_ready() itself.
+// Returns false if the launch ended, or the task was revoked, before its inputs were ready.
 template <class Body>
 DISTMK_FN bool run_action(Context& context, const Action& action, const StartSignal& start, bool early,
                           const Body& body) {
@@ -210,7 +213,7 @@ DISTMK_FN bool run_action(Context& context, const Action& action, const StartSig
   return context.inputs_ready();
 }
 
-// The same with the task's triggers and its trace entry.
+// run_action() with the task type's body, then the task's triggers and its trace entry.
 DISTMK_FN bool run_task(Context& context, const Action& action, Tracer& tracer) {
   const bool early = begins_early(action.task.desc->type);
   if (!run_action(context, action, {}, early, [](Context& c) { run_body(c); })) return false;

@@ -2,13 +2,13 @@
 //   run_ranks [OPTION ...] ITERATIONS PROGRAM_OF_RANK_0 ...
 //   --ride             schedulers have no threads of their own
 //   --cut N            launches in pieces of N iterations
-//   --requests N       instead of five
+//   --requests N       number of requests, instead of five
 //   --tokens N         new tokens of each request, instead of 6 to 16
 //   --longer N         the first prompt has N more tokens
-//   --seed N           the emulator's timing
-//   --delay MAX_US,NODE_SIZE,SEED   the fault of the same name
+//   --seed N           seed of the emulator's timing
+//   --delay MAX_US,NODE_SIZE,SEED   delays puts (Fault in distmk/abi/launch.py)
 //   --far NODE_SIZE    ranks of different nodes share no memory and reach each other over sockets (not in the emulator)
-//   --missing-release  the planted bug (of a build with -DDISTMK_PLANTED_BUG)
+//   --missing-release  turns the planted bug on (needs a build with -DDISTMK_PLANTED_BUG)
 // A decode program ends after its last request, whatever ITERATIONS is.
 // Weights are zero and prompts arbitrary: only the order of accesses counts. Exit status 0: every rank finished.
 #include <sys/socket.h>
@@ -51,9 +51,9 @@ std::vector<char> read_file(const char* path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// More prompts than run at once, of different lengths, so that chunked prefill, admission and release all occur, and
-// some requests are put back where there are few pages. Some share the first pages that were filled, with whatever
-// content.
+// More prompts than run at once, of different lengths, so that chunked prefill, admission and release all occur. Where
+// pages are few, some requests are preempted. Some requests share the first pages that were filled, whatever their
+// content is.
 struct Requests {
   static constexpr uint32_t MAX_PAGES = 64;
   std::vector<distmk::Request> requests;
@@ -66,7 +66,7 @@ struct Requests {
   uint32_t longest;
   int32_t eos = -1;
 
-  // `max_tokens`: of each request, unless 0. `more`: additional tokens of the first prompt.
+  // `max_tokens`: new tokens of each request, unless 0. `more`: additional tokens of the first prompt.
   Requests(uint32_t num_requests, uint32_t max_tokens, uint32_t more) : longest(23 + more) {
     uint32_t num_tokens = 0;
     pages.resize(num_requests * uint64_t{MAX_PAGES});
@@ -120,7 +120,7 @@ struct Options {
   }
 };
 
-// The ways from every rank to every other one: its heap's address or, in another node of `node_size` ranks, a socket.
+// How each rank reaches every other rank: by its heap's address or, on another node of `node_size` ranks, by a socket.
 struct Ways {
   std::vector<std::vector<uint64_t>> bases;  // by rank; 0: far
   std::vector<std::vector<int>> sockets;     // by rank; -1: near
@@ -208,7 +208,7 @@ int main(int argc, char** argv) {
   }
   launches.resize(num_ranks);
   for (uint32_t rank = 0; rank < num_ranks; ++rank) distmk_start(&params[rank], &launches[rank]);
-  // All launches are polled in rotation, as each starts its next piece only when it is polled.
+  // Polls all launches in rotation, because a launch starts its next piece only when it is polled.
   for (uint32_t num_over = 0; num_over < num_ranks;) {
     num_over = 0;
     for (void* launch : launches) num_over += distmk_wait(launch, 500, nullptr);

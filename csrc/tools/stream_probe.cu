@@ -8,7 +8,7 @@
 namespace {
 
 constexpr uint32_t STAGE_BYTES = PROBE_STAGE_BYTES, NUM_STAGES = PROBE_NUM_STAGES;
-constexpr uint32_t NUM_DRAINERS = PROBE_NUM_DRAINERS;  // consumer warps; the loader is the warp behind them
+constexpr uint32_t NUM_DRAINERS = PROBE_NUM_DRAINERS;  // consumer warps; the loader is the warp after them
 
 using State = distmk::PipelineState<NUM_STAGES>;
 
@@ -18,7 +18,7 @@ struct Barriers {
 
 DISTMK_FN void load(const char* src, uint64_t num_stages, uint64_t max_in_flight, Barriers& barriers,
                     const char* stages) {
-  // Opaque: the compiler would compute the addresses anew for every copy.
+  // Opaque, because the compiler would otherwise compute the addresses anew for every copy.
   const uint32_t full = distmk::opaque(distmk::shared_address(barriers.full));
   const uint32_t empty = distmk::opaque(distmk::shared_address(barriers.empty));
   const uint32_t first_stage = distmk::opaque(distmk::shared_address(stages));

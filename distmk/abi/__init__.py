@@ -1,10 +1,10 @@
 """The one source of every layout that Python shares with csrc.
 
-`scripts/gen_abi.py` writes `csrc/abi.h` from the structs and enums here and from the argument structs that task types
-register (distmk/tasks). All fields are naturally aligned little-endian; `ABI_HASH` is compared at launch.
+`scripts/gen_abi.py` writes `csrc/abi.h` from the structs and enums here and from the argument structs of task types
+(distmk/tasks). All fields are naturally aligned and little-endian. Both sides compare `ABI_HASH` at launch.
 
-An *operand* is 64 bits: an address space in the top byte and a byte offset below it, so that one program serves every
-rank and both backends.
+An *operand* is 64 bits: an address space in the top byte and a byte offset below it. So one program serves every rank and
+every backend.
 """
 
 from __future__ import annotations

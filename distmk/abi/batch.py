@@ -1,4 +1,4 @@
-"""The batch of an iteration, and the state of the batcher between iterations."""
+"""The batch of an iteration, and the state that the batcher keeps between iterations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from distmk.abi.values import MAX_BUCKET_ROWS, MAX_ROWS, MAX_SEQUENCES
 
 
 class BatchRow(ctypes.Structure):
-    """A token row of an iteration: one token of one sequence."""
+    """A token row of an iteration: one token of one sequence. `sample` is a `RowSample`."""
 
     _fields_ = [("token", c_int32), ("position", c_int32), ("slot", c_int32), ("sample", c_int32)]
 
 
 class BatchRun(ctypes.Structure):
-    """Consecutive rows of one sequence; after this iteration the sequence's cache holds `kv_len` positions."""
+    """Consecutive rows of one sequence. After this iteration the sequence's cache holds `kv_len` positions."""
 
     _fields_ = [("row_begin", c_int32), ("num_rows", c_int32), ("slot", c_int32), ("kv_len", c_int32)]
 
@@ -24,9 +24,10 @@ class BatchRun(ctypes.Structure):
 class Batch(ctypes.Structure):
     """Batch metadata of an iteration, put to every rank by rank 0's scheduler.
 
-    num_reset_rows: the larger row count of this iteration and the one before. The writer of a Lamport vector resets as many
-    rows in the buffer of its last use. stop: 0 while the program goes on; 1 at the end of the launch; ENDS_TURN + p if program
-    p takes the next turn. num_job_rows, num_job_runs: of the `JobBatch` that begins with this batch; 0 in a slab iteration.
+    num_reset_rows: the larger row count of this iteration and the one before. The writer of a Lamport vector resets that
+    many rows of the buffer that it used last.
+    stop: 0 while the program goes on; 1 at the end of the launch; ENDS_TURN + p if program p has the next turn.
+    num_job_rows, num_job_runs: counts of the `JobBatch` that begins with this batch; 0 in a slab iteration.
     """
 
     _fields_ = [
@@ -36,17 +37,19 @@ class Batch(ctypes.Structure):
         ("num_reset_rows", c_uint16),
         ("num_job_rows", c_uint16),
         ("num_job_runs", c_uint16),
-        # The first run is next to the counts: batch 1 reads both, one after the other.
+        # The first run is next to the counts, because batch 1 reads both.
         ("runs", BatchRun * MAX_ROWS),
         ("rows", BatchRow * MAX_ROWS),
     ]
 
 
 class JobBatch(ctypes.Structure):
-    """Batch metadata of a job iteration. `batch` has its counts, and no rows or runs.
+    """Batch metadata of a job iteration: its program may carry more than MAX_ROWS rows.
 
-    rows: the sampled ones, `batch.num_rows`, of which row i is row `sampled[i]` of the iteration. runs: `batch.num_job_runs` of
-    them cover the rows of the iteration in order. tokens: by row of the iteration.
+    batch: the counts, without rows or runs.
+    rows: the sampled rows, `batch.num_rows` of them; row i is row `sampled[i]` of the iteration.
+    runs: `batch.num_job_runs` runs, which cover the rows of the iteration in order.
+    tokens: one for each row of the iteration.
     """
 
     _fields_ = [
@@ -59,23 +62,25 @@ class JobBatch(ctypes.Structure):
 
 
 class Candidate(ctypes.Structure):
-    """The best logit of a row so far and its token id."""
+    """The best logit of a row so far, and its token id."""
 
     _fields_ = [("value", c_float), ("token", c_int32)]
 
 
 class Request(ctypes.Structure):
-    """An entry of the launch's request table, which the host fills before it sends the command that adds the request.
+    """An entry of the launch's request table. The host fills it before it sends the command that adds the request.
 
-    id: the number under which tokens are published. The prompt is `prompt_len` ids in the entry's row of the prompt array.
-    num_output: of these, the last ones that were generated, before the request was put back. prefix: PageRef[num_prefix_pages],
-    pages that may hold the keys and values of the prompt's first tokens, not of all. pages: PageRef[1 + pages], where the batcher
-    tells the host which pages the request has; the first element's `page` is the number of cached tokens that it found; 0: it
-    tells nothing.
-    reports_logprobs: 1 if each drawn token comes with a LogprobRecord. num_scores: the last tokens of the prompt, those generated
-    left out, that are published with one.
-    sample: RowSample.DRAW if tokens are drawn with `sampling`; else the best is taken, and `sampling` is for scores only. At
-    admission its `tokens` and `prompt_len` are filled in.
+    id: the number under which tokens are published.
+    prompt_len: length of the prompt, whose ids are in the entry's row of the prompt array.
+    num_output: the last so many ids of the prompt were generated before the request was preempted.
+    prefix: PageRef[num_prefix_pages], pages that may hold keys and values of the prompt's first tokens, but never of all.
+    pages: PageRef[1 + pages], where the batcher writes which pages the request has; 0: it writes nothing. The first
+    element's `page` is the number of tokens that were found in the cache.
+    reports_logprobs: 1 if each drawn token comes with a LogprobRecord.
+    num_scores: the last so many tokens of the prompt, without generated ones, are published with a LogprobRecord.
+    sample: RowSample.DRAW if tokens are drawn with `sampling`. Otherwise the best token is taken, and `sampling` is for
+    scores only.
+    sampling: its `tokens` and `prompt_len` are filled in at admission.
     """
 
     _fields_ = [
@@ -95,30 +100,33 @@ class Request(ctypes.Structure):
 
 
 class PageRef(ctypes.Structure):
-    """The content that a page of the KV cache has in its `generation`: that is counted up when the page gets another content."""
+    """A page of the KV cache with a certain content. `generation` is counted up when the page gets other content."""
 
     _fields_ = [("page", c_int32), ("generation", c_uint32)]
 
 
 class KvPage(ctypes.Structure):
-    """A page of the KV cache that was in use at some time: the sequences that use it, and while there are none its neighbours in
-    the list of free pages (-1: none).
+    """A page of the KV cache that has been in use.
+
+    num_users: sequences that use the page.
+    next, previous: while there are none, its neighbours in the list of free pages (-1: none).
     """
 
     _fields_ = [("next", c_int32), ("previous", c_int32), ("num_users", c_uint32), ("generation", c_uint32)]
 
 
 class Command(ctypes.Structure):
-    """An element of the command ring: a `CommandKind` for request `id` in `entry` of the request table."""
+    """An element of the command ring: a `CommandKind` for request `id`, which is in `entry` of the request table."""
 
     _fields_ = [("kind", c_uint32), ("entry", c_uint32), ("id", c_uint32), ("pad", c_uint32)]
 
 
 class TokenEvent(ctypes.Structure):
-    """An element of the token ring: a generated token of request `request`, or -1 if it was cancelled or put back (`finish`
-    says so), or if the next token of its prompt was scored (`finish` is NONE). Prompts are scored in order, each token once.
+    """An element of the token ring: a generated token of request `request`.
 
-    has_logprobs: 1 if the element of the ring of records at the same index belongs to it.
+    token: -1 if there is none. Either the request was cancelled or preempted (`finish` says which), or the next token of
+    its prompt was scored (`finish` is NONE). The tokens of a prompt are scored in order, each once.
+    has_logprobs: 1 if the element at the same index in the ring of records belongs to this event.
     """
 
     _fields_ = [
@@ -131,23 +139,24 @@ class TokenEvent(ctypes.Structure):
 
 
 class Sequence(ctypes.Structure):
-    """A running sequence: the entry of the request it serves and how far it is. `request` is -1 while the slot is free."""
+    """A running sequence, and how far it is. `request` is its entry of the request table, -1 while the slot is free."""
 
     _fields_ = [
         ("request", c_int32),
-        ("position", c_uint32),  # tokens already in the KV cache, for which it has pages
+        ("position", c_uint32),  # tokens in the KV cache, for which it has pages
         ("prompt_len", c_uint32),
         ("last_token", c_int32),
-        ("num_put_pages", c_uint32),  # of which all ranks have the page table's entries
-        # Twice the number of its admission, of which the youngest sequence has the last one; plus 1 if its request has a seed.
+        ("num_put_pages", c_uint32),  # pages whose entries of the page table are on all ranks
+        # Twice the number of its admission, plus 1 if its request has a seed. The youngest sequence was admitted last.
         ("admission", c_uint32),
     ]
 
 
 class PagePoolState(ctypes.Structure):
-    """What belongs to the KvPage of all pages. num_touched: that were in use at some time; the others are free. first_free,
-    last_free: of the list of those that are free again, the least recently used one first.
+    """State of the page pool, beside the KvPage of each page.
 
+    num_touched: pages that have been in use; the other pages are free.
+    first_free, last_free: the ends of the list of used pages that are free again, the least recently used one first.
     awaited_pages: free pages that the request of command `awaited_command` waits for.
     """
 
@@ -162,15 +171,23 @@ class PagePoolState(ctypes.Structure):
 
 
 class BatcherState(ctypes.Structure):
-    """Rank 0's memory between iterations. In its buffer a PagePoolState, a KvPage for each page of the KV cache, and what slots
-    from MAX_ROWS on need follow it (csrc/runtime/sequences.h). On a GPU it is in shared memory, of which nothing is left.
+    """Rank 0's memory between iterations. On a GPU it is in shared memory, which has no byte left for more.
 
-    slots: the first MAX_ROWS. end_slot: behind the last slot in use.
-    num_iterations: of all programs, those whose batch was built. last_rows: of the last one of slabs. tokens_taken: 1 once the
-    step has taken the last iteration's tokens. num_admissions: so far. finishing: the host has sent `FINISH`. pages_changed: the
-    last batch came with new entries of the page table. num_seeded: running sequences whose request has a seed.
-    num_commands: read of the command ring; those from `num_admitted` on may
-    be requests that wait. tokens_read: as last seen. beat_ns: time of the last beat (`Control`).
+    In its buffer it is followed by a PagePoolState, a KvPage for each page of the KV cache, and what slots from MAX_ROWS
+    on need (csrc/runtime/sequences.h).
+
+    first_slot: the slot whose prompt the next batch continues first.
+    finishing: 1 once the host has sent `FINISH`.
+    pages_changed: 1 if the last batch came with new entries of the page table.
+    tokens_taken: 1 once the step has taken the last iteration's tokens.
+    last_rows: rows of the last slab iteration.
+    end_slot: one past the last slot in use.
+    num_seeded: running sequences whose request has a seed.
+    num_commands: commands that were read. Commands from `num_admitted` on may be requests that wait.
+    num_iterations: iterations whose batch was built, of all programs.
+    tokens_read: the host's count, as last seen.
+    beat_ns: time of the last beat (`Control`).
+    slots: the sequences in the first MAX_ROWS slots.
     """
 
     _fields_ = [

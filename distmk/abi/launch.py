@@ -1,4 +1,4 @@
-"""Input and output of a launch: parameters, injected faults, records of stuck waits and of tasks."""
+"""Input and output of a launch: its parameters, injected faults, and records of stuck waits and of tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ctypes import c_uint16, c_uint32, c_uint64
 
 
 class WaitRecordABI(ctypes.Structure):
-    """What a stuck worker or scheduler was waiting for; valid once `filled` is 1."""
+    """What a stuck worker or scheduler waited for; valid once `filled` is 1."""
 
     _fields_ = [
         ("filled", c_uint32),
@@ -19,16 +19,18 @@ class WaitRecordABI(ctypes.Structure):
         ("order", c_uint32),
         ("expired", c_uint32),  # 1: the deadline of this wait passed; 0: another waiter raised the abort flag
         ("iteration", c_uint64),
-        ("program", c_uint32),  # of those that take turns
+        ("program", c_uint32),  # index of the program that had the turn
         ("pad", c_uint32),
     ]
 
 
 class Fault(ctypes.Structure):
-    """Faults to inject: the `drop_nth` trigger of `drop_event` on `drop_rank` from here is dropped (0: none). On the host
-    twin puts to other virtual nodes (of `node_size` ranks each) take up to `delay_puts_ns` and overtake each other.
+    """Faults to inject.
 
-    seed: of the delays; in the emulator, of the warps that fall behind and of the times at which copies land.
+    drop_nth: of all triggers of `drop_event` on `drop_rank` from this rank, the one with this number is dropped; 0: none.
+    delay_puts_ns: on the host twin, puts to other virtual nodes (of `node_size` ranks each) take up to this long, and
+    overtake each other.
+    seed: decides the delays and, in the emulator, which warps fall behind and when copies land.
     """
 
     _fields_ = [
@@ -42,10 +44,10 @@ class Fault(ctypes.Structure):
 
 
 class TraceEntry(ctypes.Structure):
-    """A task that ran: start once its worker was free and its waits were met, end once its triggers were signaled.
+    """A task that ran, from `start_ns` (its worker was free and its waits were met) to `end_ns` (its triggers were signaled).
 
-    finish_ns: the last part of that, from the end of the body. Times are of the machine's or GPU's clock, which differs
-    between ranks.
+    finish_ns: the last part of that time, from the end of the body on. Times are of the machine's or GPU's clock, which
+    differs between ranks.
     """
 
     _fields_ = [
@@ -59,10 +61,11 @@ class TraceEntry(ctypes.Structure):
 
 
 class Control(ctypes.Structure):
-    """Start of every rank's heap: the abort flag that every wait polls (0: go on; else an `Abort`).
+    """The beginning of every rank's heap.
 
-    left: the rank has released its heap in order, so that its exit is no loss of a rank. beat: rank 0 counts it up on every
-    rank while it waits for the host, so that the waits of an idle launch do not expire.
+    abort: the flag that every wait polls; 0: go on, any other value is an `Abort`.
+    left: the rank has released its heap in order, so that its exit is no loss of a rank.
+    beat: rank 0 counts it up on every rank while it waits for the host, so that the waits of an idle launch do not expire.
     """
 
     _fields_ = [("abort", c_uint64), ("left", c_uint64), ("beat", c_uint64), ("pad", c_uint64 * 5)]
@@ -71,8 +74,11 @@ class Control(ctypes.Structure):
 class HostCounts(ctypes.Structure):
     """Positions of both ends of the rings between host and batcher, each written by one side only.
 
-    commands: sent by the host. commands_done: of which the batcher needs the elements no more. tokens: published by the
-    batcher. tokens_read: read by the host. The rest is the batcher's state as of the last step with tokens, for statistics.
+    commands: commands that the host has sent.
+    commands_done: commands whose elements of the ring the batcher no longer needs.
+    tokens: events that the batcher has published.
+    tokens_read: events that the host has read.
+    iterations, num_running, num_free_pages: the batcher's state at the last step with events, for statistics.
     """
 
     _fields_ = [
@@ -87,14 +93,14 @@ class HostCounts(ctypes.Structure):
 
 
 class LaunchParams(ctypes.Structure):
-    """The parameters of a launch of a program. Pointers are those of the launching process.
+    """The parameters of a launch. Pointers are valid in the launching process.
 
-    A turn of another program has a copy, with `program`, `first_iteration` and `prepared` of its own.
+    The turn of another program has a copy with its own `program`, `first_iteration` and `prepared`.
     """
 
     _fields_ = [
-        ("program", c_uint64),  # that has the first turn
-        ("programs", c_uint64),  # u64[MAX_PROGRAMS]: the address of each; 0: there is one
+        ("program", c_uint64),  # the program that has the first turn
+        ("programs", c_uint64),  # u64[MAX_PROGRAMS]: the address of each; 0: there is only one
         ("heap_bases", c_uint64),  # u64[num_ranks]: the address of each rank's heap in this process
         ("local_base", c_uint64),
         ("records", c_uint64),  # WaitRecordABI[num_workers + num_schedulers]
@@ -102,35 +108,35 @@ class LaunchParams(ctypes.Structure):
         ("prompts", c_uint64),  # i32[requests, prompt_stride]
         ("commands", c_uint64),  # Command[command_capacity], a ring
         ("tokens", c_uint64),  # TokenEvent[token_capacity], a ring
-        ("logprobs", c_uint64),  # LogprobRecord[token_capacity], of the token ring's elements; 0: none are reported
+        ("logprobs", c_uint64),  # LogprobRecord[token_capacity], beside the token ring; 0: none are reported
         ("host_counts", c_uint64),  # HostCounts*
         ("eos_ids", c_uint64),
-        ("keeps_cache", c_uint16),  # 1: cached pages of the last launch are still good
+        ("keeps_cache", c_uint16),  # 1: cached pages of the last launch are still valid
         ("prepared", c_uint16),  # 1: the first iteration's batch was made in the turn before
         ("prompt_stride", c_uint32),
         ("command_capacity", c_uint32),
         ("num_eos", c_uint16),
         ("scheduler_threads", c_uint16),  # 0: schedulers ride in the workers' idle loops
         ("token_capacity", c_uint32),
-        ("num_iterations", c_uint32),  # for programs without an iteration event
+        ("num_iterations", c_uint32),  # iterations of a program without an iteration event
         ("first_iteration", c_uint64),
-        ("max_iterations", c_uint64),  # after which the launch ends and another one continues; 0: no limit
+        ("max_iterations", c_uint64),  # iterations after which the launch ends and another one continues; 0: no limit
         ("deadline_ns", c_uint64),
         ("spin_polls", c_uint32),  # polls before a wait yields its core
-        ("num_remote_ranks", c_uint16),  # ranks that are reached by the transport, not by pointers
+        ("num_remote_ranks", c_uint16),  # ranks that the transport reaches, because no pointer does
         ("network", c_uint16),  # host twin: number of the network to far ranks (csrc/host/networks.h); 0: none
         ("trace", c_uint64),  # TraceEntry[num_workers + num_schedulers][trace_capacity], rings; 0: off
         ("trace_counts", c_uint64),  # u64[num_workers + num_schedulers]: tasks that ran; the last ones have entries
         ("trace_capacity", c_uint64),
-        # The rest is for GPUs, but `fault` and `iterations_done`.
-        ("self", c_uint64),  # address of these parameters, where the host reads `iterations_done`
-        ("faults_seen", c_uint64),  # u64*: triggers so far that matched the fault
+        # Fields from here on are for GPUs, except `fault` and `iterations_done`.
+        ("self", c_uint64),  # Address of these parameters, where the host reads `iterations_done`
+        ("faults_seen", c_uint64),  # u64*: number of triggers so far that matched the fault
         (
             "worker_owners",
             c_uint64,
-        ),  # u64[CTAs]: by worker index, the last launch in which a CTA took it; 0: CTAs take blockIdx
+        ),  # u64[CTAs], by worker index: the last launch in which a CTA took it; 0: the index is blockIdx
         ("launch_number", c_uint64),  # from 1 on
         ("fault", Fault),
-        # Last, as a GPU may write it while a CTA has not read the rest yet.
-        ("iterations_done", c_uint64),  # output; includes the iterations before first_iteration
+        # Last, because a GPU may write it before a CTA has read the other fields.
+        ("iterations_done", c_uint64),  # Output; includes the iterations before first_iteration
     ]

@@ -1,4 +1,4 @@
-"""The parts of a program: tasks with their waits and triggers, queues, just-in-time rings, and the header."""
+"""The parts of a rank's program: tasks with their waits and triggers, queues, just-in-time rings, and the header."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from distmk.abi.values import TASK_ARGS_BYTES
 
 
 class Wait(ctypes.Structure):
-    """Satisfied in iteration i once the event counted `count * (i + 1 - lag)`. system: peers signal the event too."""
+    """Met in iteration i once the event has reached `count * (i + 1 - lag)`. system: peers signal the event, too."""
 
     _fields_ = [("event", c_uint32), ("count", c_uint32), ("lag", c_uint32), ("system", c_uint32)]
 
 
 class Trigger(ctypes.Structure):
-    """Adds `amount` to `event` on `rank` when the task is done. system: some of the event's producers are on another rank."""
+    """Adds `amount` to `event` on `rank` when the task is done. system: other ranks signal the event, too."""
 
     _fields_ = [("event", c_uint32), ("rank", c_uint32), ("amount", c_uint32), ("system", c_uint32)]
 
 
 class TaskDesc(ctypes.Structure):
-    """A task. order: its index in the program's sequential order, over all ranks.
+    """A task. order: its index in the sequential order of the program, over all ranks.
 
-    A spread task has the same descriptor in the list of every worker. Instance 0 belongs to `first_worker`, instance 1 to the
-    next worker, and so on, round robin.
+    A spread task has the same descriptor in the list of every worker. Instance 0 belongs to `first_worker`, instance 1 to
+    the next worker, and so on, round robin.
     """
 
     _fields_ = [
@@ -40,18 +40,18 @@ class TaskDesc(ctypes.Structure):
         (
             "deep_lookahead",
             c_uint32,
-        ),  # 1: may begin before the waits of its queue's last two tasks are met
+        ),  # 1: may begin before the waits of the last two tasks in its queue are met
         ("args", c_uint8 * TASK_ARGS_BYTES),
     ]
 
 
 class InputNormArgs(ctypes.Structure):
-    """What a task that writes columns of the residual stream adds for the norm behind it (distmk/tasks/input_norm.py)."""
+    """What a task that writes columns of the residual stream adds for the next norm (distmk/tasks/input_norm.py)."""
 
     _fields_ = [
-        ("weight", c_uint64),  # f32, of the task's columns, which out_bf16 is multiplied by; 0: no such norm
-        ("squares", c_uint64),  # f32 column of every row: sums of the squares of the columns before that
-        ("squares_stride", c_uint32),  # elements
+        ("weight", c_uint64),  # f32, weights of the norm for the task's columns: factors of out_bf16; 0: no such norm
+        ("squares", c_uint64),  # f32, one for each row: sum of the squares of the columns before that
+        ("squares_stride", c_uint32),  # in elements
         ("pad", c_uint32),
     ]
 
@@ -63,7 +63,7 @@ class Queue(ctypes.Structure):
 
 
 class JitEntry(ctypes.Structure):
-    """An entry of a just-in-time ring: task index, iteration and instance."""
+    """An entry of a just-in-time ring: the task's index, the iteration and the instance."""
 
     _fields_ = [("task", c_uint32), ("iteration", c_uint32), ("instance", c_uint32), ("reserved", c_uint32)]
 
@@ -71,7 +71,7 @@ class JitEntry(ctypes.Structure):
 class JitRing(ctypes.Structure):
     """A single-producer, single-consumer ring: the consumer's counter and, on another cache line, the producer's.
 
-    closed: nothing more will be pushed for iterations below it.
+    closed: nothing more will be pushed for iterations before this one.
     """
 
     _fields_ = [
@@ -84,7 +84,7 @@ class JitRing(ctypes.Structure):
 
 
 class ProgramHeader(ctypes.Structure):
-    """The beginning of a rank's program. `*_heap_offset` are offsets in the heap, all other offsets count from here."""
+    """The beginning of a rank's program. `*_heap_offset` are offsets in the heap; all other offsets count from here."""
 
     _fields_ = [
         ("magic", c_uint64),
@@ -103,8 +103,8 @@ class ProgramHeader(ctypes.Structure):
             "iteration_event",
             c_uint32,
         ),  # starts each iteration; NO_EVENT: a fixed number of iterations
-        ("host", c_uint16),  # number of this rank's host, from 0; a host has consecutive ranks
-        ("index", c_uint16),  # of the program, among those that take turns in a launch
+        ("host", c_uint16),  # number of this rank's host, from 0; the ranks of a host are consecutive
+        ("index", c_uint16),  # number of the program in a launch of several
         ("iteration_batch", c_uint64),  # operand of the Batch whose `stop` ends the launch
         ("tasks_offset", c_uint64),
         ("waits_offset", c_uint64),

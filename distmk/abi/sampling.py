@@ -1,4 +1,4 @@
-"""Sampling of rows that need more than the best candidate: the parameters of a slot, and what is reported of a token."""
+"""Sampling of rows that need more than the best candidate: the parameters of a slot, and the record of logprobs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ctypes
 import enum
 from ctypes import c_float, c_int32, c_uint32, c_uint64
 
-MAX_LOGPROBS = 20  # tokens that are reported beside the chosen one
-MAX_BIASES = 300  # of a request
-MAX_BANNED = 84  # end and stop tokens of a request that has a minimum length
-TOKENS_PER_SEGMENT = 1024  # of a row of logits, which is divided into segments
-COUNT_IN_PROMPT = 1 << 31  # bit of a token's count: it is in the prompt; the others count it in the output
+MAX_LOGPROBS = 20  # most tokens reported beside the chosen one
+MAX_BIASES = 300  # most of a request
+MAX_BANNED = 84  # most end and stop tokens of a request that has a minimum length
+TOKENS_PER_SEGMENT = 1024  # a row of logits is divided into segments of so many tokens
+COUNT_IN_PROMPT = 1 << 31  # bit of a token's count that says it is in the prompt; the other bits count it in the output
 
 
 class RowSample(enum.IntEnum):
@@ -23,22 +23,23 @@ class RowSample(enum.IntEnum):
 
 
 class SamplingFlag(enum.IntEnum):
-    """Bits of `SlotSampling.flags`: the first two are parts of the sampling that read a table."""
+    """Bits of `SlotSampling.flags`. For each of the first two, sampling reads a table."""
 
     PENALTIES = 1  # one of the three penalties is in use
     MASK = 2  # only tokens whose bit is set in the slot's row of the mask are allowed
-    SEEDED = 4  # the request has a seed, and so its rows keep to programs (csrc/runtime/batch_builder.h)
+    SEEDED = 4  # the request has a seed, so its rows keep to programs (csrc/runtime/batch_builder.h)
 
 
 class SlotSampling(ctypes.Structure):
-    """Sampling parameters of the sequence in a slot, written by the scheduler step at admission: those of its request, with
-    tokens, prompt_len and num_counted filled in.
+    """Sampling parameters of the sequence in a slot. At admission the scheduler step copies them from the request, and fills
+    in `tokens`, `prompt_len` and `num_counted`.
 
     tokens, biases: operands, or addresses that the kernel can read.
-    tokens: i32, the ids of the sequence by position: the prompt, and those of the output that were generated before the sequence
-    was last admitted. Needed with penalties, and for the logprobs of a prompt.
-    biases: Bias [num_biases], then [num_banned] tokens that are not drawn before `min_tokens` tokens, whose values are unused.
-    num_counted: positions whose tokens are in the slot's counts; 0 at admission, then advanced by `sample_row`.
+    tokens: i32, the ids of the sequence by position: the prompt, and the output that was generated before the sequence was
+    last admitted. Needed for penalties, and for the logprobs of a prompt.
+    biases: Bias [num_biases], then [num_banned] tokens that are not drawn before `min_tokens` tokens; their values are
+    unused.
+    num_counted: positions whose tokens are in the slot's counts; 0 at admission, then advanced by `count_tokens`.
     """
 
     _fields_ = [
@@ -46,18 +47,18 @@ class SlotSampling(ctypes.Structure):
         ("biases", c_uint64),
         ("seed", c_uint64),
         ("temperature", c_float),  # below 1e-5: the best token
-        ("top_p", c_float),  # 1: all
-        ("min_p", c_float),  # 0: all
+        ("top_p", c_float),  # 1: all tokens
+        ("min_p", c_float),  # 0: all tokens
         ("repetition_penalty", c_float),  # 1: none
         ("presence_penalty", c_float),
         ("frequency_penalty", c_float),
-        ("top_k", c_uint32),  # 0: all
+        ("top_k", c_uint32),  # 0: all tokens
         ("prompt_len", c_uint32),
         ("min_tokens", c_uint32),
         ("num_biases", c_uint32),
         ("num_banned", c_uint32),
         ("num_logprobs", c_int32),  # best tokens reported with a drawn one; -1: no report
-        ("num_prompt_logprobs", c_int32),  # the same for the tokens of the prompt
+        ("num_prompt_logprobs", c_int32),  # best tokens reported with a token of the prompt; -1: no report
         ("flags", c_uint32),  # SamplingFlag
         ("num_counted", c_uint32),
         ("reserved", c_uint32),
@@ -65,7 +66,7 @@ class SlotSampling(ctypes.Structure):
 
 
 class Bias(ctypes.Structure):
-    """What is added to the logit of a token."""
+    """A number that is added to the logit of a token."""
 
     _fields_ = [("token", c_int32), ("value", c_float)]
 
@@ -73,7 +74,7 @@ class Bias(ctypes.Structure):
 class LogprobRecord(ctypes.Structure):
     """Log-probabilities by the model's own logits: of `token`, which was drawn or given, and of the `num` best tokens.
 
-    rank: tokens that are at least as probable as `token`, itself included (vLLM's rank).
+    rank: number of tokens that are at least as probable as `token`, itself included (vLLM's rank).
     """
 
     _fields_ = [

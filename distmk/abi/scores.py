@@ -1,4 +1,4 @@
-"""What attention makes of its scores before the softmax: one definition for models, tasks and csrc (csrc/runtime/scoring.h)."""
+"""What attention does to its scores before the softmax: one definition for models, tasks and csrc/runtime/scoring.h."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ctypes
 from ctypes import c_float
 from dataclasses import dataclass, fields
 
-LEAST, MOST = 1e-6, 1e6  # numbers outside give infinite or vanishing scores in float32
+LEAST, MOST = 1e-6, 1e6  # numbers outside this range give infinite or vanishing scores in float32
 
 
 class ScoreArgs(ctypes.Structure):
-    """`Scores`, as bodies have them."""
+    """`Scores`, as task bodies get them."""
 
     _fields_ = [
         ("scale", c_float),
@@ -20,9 +20,11 @@ class ScoreArgs(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Scores:
-    """A score q k^T is multiplied by `scale`; then it becomes softcap * tanh(score / softcap) (Gemma 2, arXiv:2408.00118).
+    """Scores q k^T are multiplied by `scale`. With a cap they then become softcap * tanh(score / softcap) (Gemma 2,
+    arXiv:2408.00118).
 
-    scale: None: head_dim ** -0.5. softcap: None: scores stay.
+    scale: None means head_dim ** -0.5.
+    softcap: None means no cap.
     """
 
     scale: float | None = None
@@ -33,11 +35,11 @@ class Scores:
 
     @property
     def are_only_scaled(self) -> bool:
-        """Whether nothing is done to scores but to scale them, as a GPU's hot loop does."""
+        """Whether scores are only scaled, as a GPU's hot loop does."""
         return self.softcap is None
 
     def find_fault(self) -> str:
-        """What is wrong with the numbers; "": nothing."""
+        """What is wrong with the numbers; "" if nothing is."""
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None and not (isinstance(value, int | float) and LEAST <= value <= MOST):
@@ -47,7 +49,7 @@ class Scores:
         return ""
 
     def encode(self, head_dim: int) -> ScoreArgs:
-        """The argument of an attention task."""
+        """The argument of an attention task whose heads have `head_dim` elements."""
         return ScoreArgs(head_dim**-0.5 if self.scale is None else self.scale, self.softcap or 0.0)
 
 
@@ -55,7 +57,7 @@ PLAIN_SCORES = Scores()
 
 
 def check_scores(args: ScoreArgs, *, are_only_scaled: bool = False) -> None:
-    """Raise ValueError for scores that are capped at a number below 0, or at all where they are only scaled."""
+    """Raise ValueError for a negative cap, or for any cap if scores may only be scaled."""
     if not args.softcap >= 0:
         raise ValueError("softcap is negative")
     if are_only_scaled and args.softcap:

@@ -1,4 +1,4 @@
-"""Constants, enumerations and operands shared with csrc."""
+"""Constants, enumerations and operands that Python shares with csrc."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from distmk.abi.sampling import (
 
 MAGIC = 0x31304B4D54534944  # "DISTMK01"
 SPACE_SHIFT = 56
-MAX_ROWS = 16  # token rows a slab iteration can carry; sequences that a slab program alone can run at once
-MAX_SEQUENCES = 128  # that can run at once, and rows that are sampled in a job iteration
-EVENTS_PER_ROW = 3  # that a step publishes at most: a token or a score, a cancelled request, one that is put back
-MAX_PROGRAMS = 6  # of a launch
-ENDS_TURN = 2  # Batch.stop: program p has the next turn if it is ENDS_TURN + p
-MAX_BUCKET_ROWS = 512  # token rows that a job iteration can carry
+MAX_ROWS = 16  # most token rows of a slab iteration; most sequences at once if there is only a slab program
+MAX_SEQUENCES = 128  # most sequences that run at once; most sampled rows of a job iteration
+EVENTS_PER_ROW = 3  # most events that a step publishes for a row: token or score, cancelled, preempted
+MAX_PROGRAMS = 6  # most programs of a launch
+ENDS_TURN = 2  # Batch.stop is ENDS_TURN + p if program p has the next turn
+MAX_BUCKET_ROWS = 512  # most token rows of a job iteration
 ACTIVATION_BLOCK_COLS = 64  # columns of a block of a job iteration's activations: 128 bytes of a row
-MAX_K_SPLITS = 2  # parts of a row-parallel product's columns that are multiplied by different tasks
+MAX_K_SPLITS = 2  # most parts into which different jobs divide the columns of a row-parallel product
 MAX_RANKS = 64
-EVENT_STRIDE_BYTES = 64  # one event per cache line, or polls of neighbouring counters would slow each other down
+EVENT_STRIDE_BYTES = 64  # one event per cache line: otherwise polls of neighbouring counters would slow each other down
 TASK_ARGS_BYTES = 160
 NO_EVENT = 0xFFFFFFFF
 # How a GPU streams weights (distmk/formats/tiles.py, csrc/device/core/pipeline.cuh).
@@ -41,13 +41,13 @@ MAX_FUSED_COMBINE_COLS = 4096  # columns of attention's output that a consumer G
 COMBINE_WIDTH = 8  # splits that are combined together
 FUSED_PARTIAL_HEADER = 8  # bf16 elements before a partial of the fused combine: log-sum-exp as float32, the rest unused
 POSITIONS_PER_PASS = 128  # KV positions of an attention instance that the warps of a CTA hold in registers together
-HOT_HEAD_DIM = 128  # elements of a head at most of attention in a GPU's consumers' loop
-MAX_HEAD_DIM = 256  # elements of a head at most on a GPU
-MARKED_TASKS = 64  # last tasks of a worker for which its warps record marks
+HOT_HEAD_DIM = 128  # most elements of a head for attention in the loop of a GPU's consumers
+MAX_HEAD_DIM = 256  # most elements of a head on a GPU
+MARKED_TASKS = 64  # the last tasks of a worker, for which its warps record marks
 MARKED_WORKERS = 256
 MARK_WORDS = 16  # 32-bit words of a task's marks, indexed by `Mark`
 MARK_STEP_NS = 32  # the resolution of an H200's timer; 32 bits of steps are two minutes
-MAX_OWN_SCHEDULERS = 12  # warps of the CTA that runs the schedulers, if they have an SM of their own
+MAX_OWN_SCHEDULERS = 12  # most warps in the CTA that runs the schedulers, if they have an SM of their own
 
 
 class Space(enum.IntEnum):
@@ -59,7 +59,7 @@ class Space(enum.IntEnum):
 
 
 class LaunchKind(enum.IntEnum):
-    """How a task reaches its worker."""
+    """How a task reaches the worker or scheduler that runs it."""
 
     AHEAD = 0  # in the list of one worker, known at compile time
     SINGLE = 1  # dispatched by one scheduler once its waits are met
@@ -69,16 +69,16 @@ class LaunchKind(enum.IntEnum):
 
 
 LISTED = (LaunchKind.AHEAD, LaunchKind.SPREAD)
-"""Launch kinds of tasks in workers' lists; schedulers dispatch or run all others."""
+"""Launch kinds of tasks in workers' lists. Schedulers dispatch or run all other tasks."""
 
 
 class Epilogue(enum.IntEnum):
     """What a linear or embedding task does with its result."""
 
-    STORE = 0  # rows: float32; bf16 of a product in jobs
-    ADD = 1  # add to what is there (residual)
+    STORE = 0  # float32 rows; bf16 rows in a product of a job program
+    ADD = 1  # add to the output's content (residual)
     SWIGLU = 2  # silu(first half) * second half
-    PUSH = 3  # put the block into every rank's slot of this rank, signal with it
+    PUSH = 3  # put the block into this rank's slot on every rank, and signal with it
     ARGMAX = 4  # keep the best (value, index) of each sampled row
     GEGLU = 5  # gelu(first half) * second half, gelu in its tanh approximation
     PARTS = 6  # float32, into this rank's slots on the ranks that own the rows
@@ -86,12 +86,14 @@ class Epilogue(enum.IntEnum):
 
 
 GATED = (Epilogue.SWIGLU, Epilogue.GEGLU)
-"""Epilogues of gate and up: activation(first half) * second half, half as many columns as the weight has rows."""
+"""Epilogues of gate and up: activation(first half) * second half. The output has half as many columns as the weight has
+rows."""
 
 
 class FinishReason(enum.IntEnum):
-    """Why a request ended: at a stop token, at its maximum length, or because the host cancelled it. PREEMPTED: it was put back
-    for lack of KV pages, and the host sends it again.
+    """Why a request ended: at a stop token, at its maximum length, or because the host cancelled it.
+
+    PREEMPTED: it lacked KV pages, and the host sends it again.
     """
 
     NONE = 0
@@ -102,7 +104,7 @@ class FinishReason(enum.IntEnum):
 
 
 class CommandKind(enum.IntEnum):
-    """What the host tells the batcher: a request to serve, one to cancel, or that the launch ends once all are served."""
+    """What a command asks of the batcher: serve a request, cancel one, or end the launch once all are served."""
 
     ADD = 0
     CANCEL = 1
@@ -119,8 +121,9 @@ class Abort(enum.IntEnum):
 
 
 class Mark(enum.IntEnum):
-    """Words that a consumer warp records per task, in a kernel compiled with -DDISTMK_MARKS (csrc/device/core/marks.cuh): 32-bit
-    clocks of its SM, except for the first two. An event that occurs once per M block keeps its last time.
+    """Words that a consumer warp records per task, in a kernel compiled with -DDISTMK_MARKS (csrc/device/core/marks.cuh).
+
+    All but the first two are 32-bit clocks of the warp's SM. An event that occurs once per M block keeps its last time.
     """
 
     TASK = 0  # index of the task in the program, plus 1

@@ -1,6 +1,6 @@
-// How long a waiter takes to see an event when other work runs on its core (test_busy_core.py). Prints the median over
-// many events, in microseconds. Both threads have a core of their own, if the machine has two; a third thread competes
-// with the waiter for its core.
+// Measures how long a waiter takes to see an event while other work runs on its core (test_busy_core.py). Prints the
+// median over many events, in microseconds. If the machine has two cores, waiter and sender have a core each; a third
+// thread competes with the waiter for its core.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -24,7 +24,7 @@ void pin(int core) {
   sched_setaffinity(0, sizeof one, &one);
 }
 
-// As Backoff::wait does: some polls, then polls with a back-off between them.
+// Waits like Backoff::wait: some polls, then polls with a back-off in between.
 void await(uint64_t want, uint32_t spin_polls) {
   uint64_t began = 0;
   for (uint32_t polls = 0; !distmk::has_reached(&event, want); ++polls) {

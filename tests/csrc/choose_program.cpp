@@ -1,6 +1,6 @@
-// Which program has the next iteration (test_program_choice.py). Reads the number of the program that runs, whether
-// there is a transport, a number of rows, a set of programs, their number and their row buckets. Prints the program for
-// the rows, and the one of the set that follows.
+// Chooses the program of the next iteration (test_program_choice.py). Reads the number of the running program, whether
+// there is a transport, a number of rows, a set of programs, the number of programs and their row buckets. Prints the
+// program for the rows, and the program of the set that follows.
 #include <cstdio>
 
 #include "runtime/program_choice.h"

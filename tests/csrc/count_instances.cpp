@@ -1,4 +1,4 @@
-// Takes the place of csrc/host/bodies, linked with the runtime and run_ranks (test_instances.py): counts how often each
+// Replaces csrc/host/bodies in a program with the runtime and run_ranks (test_instances.py). Counts how often each
 // instance ran, and checks that every worker kept the order of its queue and ran its own share of spread tasks. A task
 // is known by its index in program order.
 #include <cstdio>
@@ -15,14 +15,15 @@ namespace distmk {
 namespace {
 
 std::mutex counting;
-std::map<std::tuple<uint32_t, uint32_t, uint64_t>, std::map<uint32_t, uint32_t>> runs;  // (rank, task, iteration)
-std::map<std::pair<uint32_t, uint32_t>, uint32_t> instances;                            // wanted of (rank, task)
-std::map<std::pair<uint32_t, uint32_t>, uint64_t> next_run;  // of (rank, worker): iteration * tasks + index in queue
+std::map<std::tuple<uint32_t, uint32_t, uint64_t>, std::map<uint32_t, uint32_t>> runs;  // by rank, task, iteration
+std::map<std::pair<uint32_t, uint32_t>, uint32_t> instances;                            // wanted, by rank and task
+std::map<std::pair<uint32_t, uint32_t>, uint64_t> next_run;  // by rank and worker: iteration * tasks + index in queue
 uint32_t wrong = 0;
 
 bool has_kind(const TaskDesc& desc, LaunchKind kind) { return desc.launch == static_cast<uint16_t>(kind); }
 
-// A worker runs the tasks of its queue one after the other; of a spread task any number of instances, all its own.
+// A worker runs the tasks of its queue one after another; of a spread task it may run any number of instances, all its
+// own.
 void check_order(const Context& context, uint32_t task, uint32_t instance) {
   const RankState& state = context.rank_state;
   const uint32_t num_workers = state.program->num_workers;
@@ -49,7 +50,7 @@ void note(const Context& context, uint32_t instance) {
   instances[{context.rank(), desc.order}] = many ? desc.max_instances : 1;
 }
 
-// At exit: each instance once in each iteration.
+// At exit, checks that each instance ran once in each iteration.
 struct Verdict {
   ~Verdict() {
     for (const auto& [key, ran] : runs) {

@@ -1,5 +1,6 @@
-// Two ranks in one process, joined by sockets with small buffers (test_network.py): threads of both put at once, to
-// each other, blocks of random sizes at random offsets, and check what has arrived. Prints what is wrong, and "ok".
+// Two ranks in one process, joined by sockets with small buffers (test_network.py). Threads of both ranks put blocks of
+// random sizes at random offsets to each other, all at once, and check what has arrived. Prints what is wrong, and
+// "ok".
 #include <sys/socket.h>
 
 #include <cstdio>
@@ -12,7 +13,7 @@ namespace distmk {
 namespace {
 
 constexpr uint32_t NUM_RANKS = 2, NUM_THREADS = 3, NUM_ROUNDS = 60, NUM_EVENTS = NUM_RANKS * NUM_THREADS;
-constexpr uint64_t REGION_BYTES = 1 << 20;  // of a thread, twice as large as its largest put
+constexpr uint64_t REGION_BYTES = 1 << 20;  // a thread's region, twice as large as its largest put
 constexpr uint64_t EVENTS_OFFSET = 4096, DATA_OFFSET = EVENTS_OFFSET + NUM_EVENTS * EVENT_STRIDE_BYTES;
 constexpr uint64_t HEAP_BYTES = DATA_OFFSET + NUM_THREADS * REGION_BYTES;
 
@@ -45,8 +46,8 @@ bool holds(const char* begin, uint64_t num_bytes, char value) {
   return true;
 }
 
-// Thread `thread` of `self` has a region and an event of its own on `peer`. Of two puts to the same place the later one
-// counts; the event says how many rounds are over; after quiet() all of it is there.
+// Thread `thread` of `self` has a region and an event of its own on `peer`. If two puts go to one place, the later one
+// counts. The event says how many rounds are over, and after quiet() everything has arrived.
 uint32_t stress(NetworkTransport& transport, const Rank& self, const Rank& peer, uint32_t thread) {
   std::minstd_rand random(self.program.rank * NUM_THREADS + thread + 1);
   std::vector<char> source(REGION_BYTES / 2);

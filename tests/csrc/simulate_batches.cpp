@@ -1,7 +1,7 @@
-// The scheduler step with a host of its own and no model (test_batches.py): which rows each iteration computes, and
-// what becomes of the requests. Reads the row buckets of the programs, sizes, and requests with the step in which they
-// come. Prints a line for each iteration (its program; the request, first position and number of rows of every running
-// sequence), and one for each sequence that is put back or ends.
+// The scheduler step with a simulated host and no model (test_batches.py): which rows each iteration computes, and what
+// becomes of the requests. Reads the row buckets of the programs, sizes, and requests with the step in which they come.
+// Prints a line for each iteration: its program and, for every running sequence, the request, first position and number
+// of rows. Prints another line for each sequence that is preempted or ends.
 #include <cstdio>
 #include <deque>
 #include <vector>
@@ -9,7 +9,7 @@
 #include "runtime/scheduler_step.h"
 
 namespace distmk {
-// There are no other ranks.
+// There are no other ranks, so no transport.
 bool is_remote(const Transport&, uint32_t) { return false; }
 void transport_put(Transport&, const Team&, uint32_t, uint64_t, const void*, uint64_t) {}
 void transport_signal(Transport&, uint32_t, uint32_t, uint64_t) {}
@@ -75,7 +75,7 @@ class Simulation {
     LaunchParams params{};
     params.local_base = reinterpret_cast<uint64_t>(arena_.data());
     params.requests = reinterpret_cast<uint64_t>(requests_.data());
-    params.prompts = reinterpret_cast<uint64_t>(prompt_.data());  // a stride of 0: the same tokens for all
+    params.prompts = reinterpret_cast<uint64_t>(prompt_.data());  // a stride of 0: all requests have the same tokens
     params.commands = reinterpret_cast<uint64_t>(commands_.data());
     params.command_capacity = MAX_ENTRIES;
     params.tokens = reinterpret_cast<uint64_t>(tokens_.data());
@@ -118,7 +118,7 @@ class Simulation {
   uint32_t num_left_ = 0, num_entries_ = 0;
   bool finished_ = false;
   uint64_t end_ = 64;
-  std::vector<uint64_t> arena_;  // more than its bytes
+  std::vector<uint64_t> arena_;  // in words, of which there are more than enough
   std::vector<Request> requests_ = std::vector<Request>(MAX_ENTRIES);
   std::vector<int32_t> prompt_ = std::vector<int32_t>(MAX_ENTRIES);
   std::vector<Command> commands_ = std::vector<Command>(MAX_ENTRIES);

@@ -1,4 +1,4 @@
-"""The scheduler step, alone with a host: rows in order, each once; seeded rows by their program; and every sequence goes on."""
+"""The scheduler step with a simulated host: every row comes once and in order, seeded rows by their program, and none starves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from distmk.abi import MAX_PROGRAMS, MAX_ROWS, MAX_SEQUENCES
 
 pytestmark = pytest.mark.timeout(120)
 
-PAGE_SIZE, MAX_PAGES = 16, 16  # of the longest sequence
+PAGE_SIZE, MAX_PAGES = 16, 16  # pages of the longest sequence
 NUM_SCENARIOS = 100
 
 
 @dataclass
 class Asked:
-    """A request, and how far it is. num_read: its prompt, with what it had generated when it was put back."""
+    """A request, and how far it is. num_read: length of its prompt, with the tokens generated before it was put back."""
 
     step: int
     prompt_len: int
@@ -49,7 +49,7 @@ class Scenario:
         return " ".join(map(str, [len(self.buckets), *self.buckets, *sizes, *requests]))
 
     def program_of(self, request: Asked) -> int:
-        """The program of the next row of a seeded request, by what the rule promises."""
+        """The program that must compute the next row of a seeded request."""
         if request.position >= request.prompt_len:
             return 0
         return next((i for i, most in enumerate(self.buckets) if most >= request.prompt_len), len(self.buckets) - 1)
@@ -82,7 +82,7 @@ def check(scenario: Scenario, lines: list[str]) -> tuple[set[int], int]:
         if kind == "put_back":
             request, num_put_back = requests[values[0]], num_put_back + 1
             if request.is_decoding:
-                request.num_read = request.position + 1  # and the token behind the last row
+                request.num_read = request.position + 1  # and the token that the last row gave
             request.position = request.num_idle = 0
         elif kind == "end":
             assert values[1] == requests[values[0]].max_new
@@ -96,12 +96,13 @@ def check(scenario: Scenario, lines: list[str]) -> tuple[set[int], int]:
 
 
 def check_runs(scenario: Scenario, program: int, runs: list[list[int]]) -> None:
-    """runs: of every running sequence the request, first position and number of rows, which may be 0."""
+    """runs: the request, first position and number of rows (which may be 0) of every running sequence."""
     requests, most = scenario.requests, scenario.buckets[program]
     assert 0 < sum(num_rows for _, _, num_rows in runs) <= most
     assert len({identity for identity, _, _ in runs}) == len(runs) <= scenario.max_slots
     keeps = sum(requests[identity].is_seeded for identity, _, _ in runs) <= scenario.buckets[0]
-    num_kept = num_others = 0  # sequences that read here and keep to the program; rows of those that decode and do not
+    # num_kept: sequences that read here and keep to the program; num_others: decoding rows that do not keep to it.
+    num_kept = num_others = 0
     for identity, position, num_rows in runs:
         request, what = requests[identity], f"request {identity}"
         assert position == request.position and not request.ended, what

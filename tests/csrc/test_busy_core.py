@@ -1,4 +1,4 @@
-"""A waiter on a core that has other work sees its event soon."""
+"""A waiter sees its event soon, even if its core has other work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distmk.backends.host.backend import SPIN_POLLS_OWN_CORE, SPIN_POLLS_SHARED_
 
 pytestmark = pytest.mark.timeout(120)
 
-SOON_US = 1000.0  # less than a time slice of the kernel, which each yield to other work costs
+SOON_US = 1000.0  # less than a time slice of the kernel, the price of each yield to other work
 
 
 @pytest.mark.parametrize("spin_polls", [SPIN_POLLS_OWN_CORE, SPIN_POLLS_SHARED_CORE])
@@ -23,5 +23,5 @@ def test_waiter_on_a_busy_core(spin_polls: int) -> None:
     def median_us() -> float:
         return float(subprocess.run([tool, str(spin_polls)], capture_output=True, timeout=60, check=True).stdout)
 
-    # Tests that run beside this one may hold the core, too.
+    # Other tests may run on the core at the same time.
     assert any(median_us() < SOON_US for _ in range(3))

@@ -1,4 +1,4 @@
-"""`distmk build --compile-commands`: every source is listed with the flags of the build, and clangd understands it."""
+"""`distmk build --compile-commands` lists every source with the flags of the build, and clangd understands it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KERNEL = "build/generated/kernel.cu"
 
 @pytest.fixture(name="root", scope="module")
 def _root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in place of the checkout's root, with what the command writes."""
+    """A folder that stands for the checkout's root, with the files that the command writes."""
     try:
         find_toolchain()
     except BuildError as error:
@@ -49,7 +49,7 @@ def _listed(root: Path) -> dict[str, list[str]]:
 
 
 def flags_of(command: Sequence[object]) -> list[str]:
-    """The words of a command but for the compiler, files and folders."""
+    """The words of a command, without the compiler, files and folders."""
     words = [str(word) for word in command[1:]]
     words = words[: words.index("-o")] if "-o" in words else words
     return [word for word in words if not word.startswith(("-I", "/")) and word not in {"-c", "-shared"}]
@@ -65,7 +65,7 @@ def test_every_source_is_listed_once(listed: dict[str, list[str]]) -> None:
 def test_host_flags_are_those_of_the_build(
     listed: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The commands that the builds run, to their last word but the output."""
+    """The listed commands are the commands that the builds run, to their last word except the output."""
     ran: list[Sequence[str]] = []
 
     def record(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> tuple[int, str]:
@@ -92,7 +92,7 @@ def test_host_flags_are_those_of_the_build(
 def test_device_flags_are_those_of_the_build(
     listed: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each flag that nvcc gets is there, or what clang has for it, and nothing else but what tells clang that it is CUDA."""
+    """Each flag that nvcc gets is listed, or clang's word for it. The only others tell clang that the source is CUDA."""
     ran: list[Sequence[object]] = []
 
     def record(command: Sequence[object], *_: object) -> str:
@@ -130,13 +130,13 @@ def test_an_installed_package_has_no_place_for_the_file(tmp_path: Path, monkeypa
     "name",
     [
         None,  # any header
-        "csrc/device/megakernel.cuh",  # which includes all roles
+        "csrc/device/megakernel.cuh",  # includes all roles
         "csrc/host/runtime.cpp",
         *(pytest.param(name, marks=pytest.mark.slow) for name in HEADERS),
     ],
 )
 def test_clangd_understands(root: Path, name: str | None) -> None:
-    """Also each header of the device by itself, so that an editor shows no error in it."""
+    """Each header of the device is understood by itself, too, so that an editor shows no error in it."""
     name = name or random.choice(HEADERS)
     command = ["clangd", f"--check={name}", "--check-lines=1-1", f"--compile-commands-dir={root}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)

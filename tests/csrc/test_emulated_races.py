@@ -1,10 +1,11 @@
-"""The GPU's kernel in the emulator under ThreadSanitizer, to which every GPU thread is a thread: accesses to shared memory are
-ordered by barriers, and those of blocks and ranks to global memory by events.
+"""The GPU's kernel in the emulator under ThreadSanitizer, which takes every GPU thread for a thread of its own.
+
+Barriers must order accesses to shared memory, and events must order accesses of blocks and ranks to global memory.
 
 python -m pytest -q tests/csrc/test_emulated_races.py        # no GPU; covers what compute-sanitizer's racecheck does, and more
 
-As for racecheck, every lane arrives at barriers for itself and flags are atomic. Not covered: fences that are too weak, and
-what asynchronous copies need beside their barriers.
+As for racecheck, every lane arrives at barriers for itself, and flags are atomic. Two things are not covered: fences that
+are too weak, and what asynchronous copies need beside their barriers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def decode(
     head_dim: int = 16,
     attention: str = "spread",
 ) -> Program:
-    """A decode step as for a GPU, with attention launched as `attention` says, in splits of at least 16 positions."""
+    """A decode step like on a GPU. `attention` is how attention is launched; splits have at least 16 positions."""
     choices = {**backend_choices("emulated"), "min_split": 16, "attention_launch": attention}
     options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=max_model_len, page_size=16, **choices)  # type: ignore[arg-type]
     return compile_graph(*lower_programs(build_model(tiny_config(num_layers=num_layers, head_dim=head_dim)), options))
@@ -68,18 +69,18 @@ def test_decode(
 ) -> None:
     """Prompts of up to 22 tokens, and sequences that come and go: iterations of one row and of many.
 
-    longer: positions added to the context of a single sequence, so that warps have several chunks; with heads of 64 elements K
-    and V of its rows, alone in their batches, come through the pipeline. Massive attention is dispatched by warps that
-    are their workers' schedulers, and run the scheduler step, too. `--delay 0,1,0`: every rank on a node of its own, reached over
-    a network.
+    longer: positions added to the context of a single sequence, so that warps have several chunks. With heads of 64 elements,
+    K and V of its rows come through the pipeline when they are alone in their batches.
+    attention: massive attention is dispatched by warps that are their workers' schedulers and run the scheduler step, too.
+    place: with `--delay 0,1,0` every rank is on a node of its own, reached over a network.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
-    if attention == "massive":  # as short as with many workers, so that the kernel keeps rings in shared memory
+    if attention == "massive":  # as short as with many workers: the kernel keeps these rings in shared memory
         monkeypatch.setattr("distmk.program.layout._ring_capacity", lambda graph: 4)
     binary = tool("thread", RACECHECK, emulated=True)
     program = decode(num_ranks, num_workers, num_layers, 64 + longer, head_dim, attention)
-    requests = ("--requests", "1") if longer else ()  # of five, the last one comes when others have gone
+    requests = ("--requests", "1") if longer else ()  # the last of five requests comes when others have gone
     options = (*requests, "--tokens", "4", "--longer", str(longer), "--seed", seed)
     done = run_ranks(binary, program, tmp_path, *place, *options)
     assert_clean(done, num_ranks)
@@ -91,9 +92,10 @@ def test_decode(
 def test_job_iterations(
     num_ranks: int, num_heads: int, num_kv_heads: int, num_layers: int, longer: int, tmp_path: Path
 ) -> None:
-    """A chunk of a prompt and a row that decodes: what tasks do before their waits are met needs none of the iteration. Two
-    layers: the second uses attention's order of jobs again. Many heads a KV head, and many positions: attention's warpgroups
-    take turns, and fill buffers of keys and values over.
+    """A chunk of a prompt and a row that decodes: tasks need nothing of the iteration for their work before their waits are met.
+
+    With two layers, the second reuses attention's order of jobs. With many heads per KV head and many positions, attention's
+    warpgroups take turns, and fill the buffers of keys and values several times.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
@@ -124,8 +126,8 @@ def test_job_iterations(
     ],
 )
 def test_small_graphs(shape: str, place: tuple[str, ...], tmp_path: Path) -> None:
-    """A fixed number of iterations of tasks that push to peers, are dispatched by schedulers, are spread, or are issued early and
-    revoked.
+    """A fixed number of iterations of tasks that push to peers, are dispatched by schedulers, are spread, or are issued early
+    and revoked.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")

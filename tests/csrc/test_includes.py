@@ -1,4 +1,4 @@
-"""csrc's headers depend on each other one way: platform <- runtime <- device, host <- emulator, tools, without cycles."""
+"""csrc's headers include each other in one direction: platform <- runtime <- device, host <- emulator, tools; no cycles."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from support.helpers import ROOT
 from distmk.backends.host.build import KNOWING_TASK_TYPES, host_sources
 from distmk.backends.kernel_sources import translation_unit
 
-# From the bottom to the top; folders of one layer do not include each other.
+# From the bottom to the top. Folders of one layer do not include each other.
 LAYERS = [["abi.h"], ["platform"], ["runtime"], ["device", "host"], ["emulator", "tools"]]
-# The folders and files of device/, likewise: the roles know no operator.
+# Folders and files of device/, in the same manner: the roles know no operator.
 DEVICE_LAYERS = [
     ["core"],
     ["comm", "sampling"],
@@ -24,7 +24,7 @@ DEVICE_LAYERS = [
     ["operators.cuh"],
     ["megakernel.cuh"],
 ]
-# The emulator stands in for the GPU's instructions, so platform/device.h includes one or the other.
+# The emulator replaces the GPU's instructions, so platform/device.h includes one or the other.
 ALLOWED = {("platform/device.h", "emulator/ptx.h")}
 
 Graph = dict[str, set[str]]
@@ -47,12 +47,12 @@ def read_includes() -> Graph:
 
 
 def parts_of(path: str) -> list[str]:
-    """The names in a path that have layers: its folder and, of device/, what follows."""
+    """The parts of a path that have layers: its folder and, under device/, the name after it."""
     return path.split("/")[: 2 if path.startswith("device/") else 1]
 
 
 def find_upward_includes(graph: Graph) -> list[str]:
-    """Includes of a folder in the same layer or one above."""
+    """Includes of a folder in the same layer or in one above."""
     layer = {folder: number for number, folders in enumerate([*LAYERS, *DEVICE_LAYERS]) for folder in folders}
     wrong = []
     for file, included in graph.items():
@@ -66,7 +66,7 @@ def find_upward_includes(graph: Graph) -> list[str]:
 
 
 def find_cycle(graph: Graph) -> list[str]:
-    """Files that include each other in a cycle; none: empty."""
+    """Files that include each other in a cycle; empty if there are none."""
     done: set[str] = set()
 
     def visit(file: str, above: list[str]) -> list[str]:
@@ -122,7 +122,7 @@ def test_includes_point_down(graph: Graph) -> None:
 
 
 def test_roles_name_no_task_type_and_no_operator() -> None:
-    """What they do for a task type follows from its traits, its hooks, and what device/operators.cuh hands to them."""
+    """The roles' work for a task type follows from its traits, its hooks, and what device/operators.cuh hands to them."""
     operators = "|".join(name for layer in DEVICE_LAYERS[1:] for name in layer if "." not in name)
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
@@ -144,7 +144,7 @@ def test_mainloops_do_not_know_epilogues(graph: Graph) -> None:
 
 
 def test_common_objects_do_not_know_the_task_types(graph: Graph) -> None:
-    """Runtimes with different registered types share them (distmk/backends/host/build.py)."""
+    """Runtimes with different registered types share these objects (distmk/backends/host/build.py)."""
     texts = {path.name: path.read_text() for path in host_sources()}
     files = [file for file in graph if file.startswith("host/") and file.endswith(".cpp")]
     knowing = {

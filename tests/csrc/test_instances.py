@@ -1,4 +1,4 @@
-"""Every instance of a launched task runs once: the runtime with bodies that only count."""
+"""Every instance of a launched task runs exactly once: the runtime with bodies that only count."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def launches(num_ranks: int, num_workers: int, num_schedulers: int, instances: i
     ids=["threads", "riding", "cut", "cut-riding", "far", "cut-far"],
 )
 def test_every_instance_runs_once(options: tuple[str, ...], tmp_path: Path) -> None:
-    """Also with more instances than a ring has entries, or fewer than workers; and in the order of every worker's queue."""
+    """This holds with more instances than a ring has entries or fewer than workers, and in the order of every worker's queue."""
     binary = counting_tool()
     for size in ((1, 1, 1, 3), (2, 3, 2, 300), (3, 2, 2, 4), (1, 4, 1, 50), (1, 17, 1, 1)):
         program = compile_graph(launches(*size))
@@ -77,7 +77,7 @@ def test_every_instance_runs_once(options: tuple[str, ...], tmp_path: Path) -> N
 
 
 def test_counting_notices_a_wrong_launch(tmp_path: Path) -> None:
-    """The test above fails where a queue skips a task."""
+    """The test above fails if a queue skips a task."""
     program = compile_graph(graphs.all_reduce(1, 2))
     program.ranks[0].queues[0].begin += 1
     program.ranks[0].queues[0].count -= 1

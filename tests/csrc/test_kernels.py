@@ -1,4 +1,4 @@
-"""The GPU's kernels compile and link for every architecture, on a machine without a GPU."""
+"""The GPU kernels compile and link for every architecture, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from distmk.backends.cuda.probe import KERNEL, build_probe
 from distmk.backends.cuda.toolchain import find_toolchain
 from distmk.errors import BuildError
 
-MAX_REGISTERS = 168  # of a thread, where the 12 warps of a block share an SM
-MAX_SPILL_BYTES = 200  # of a thread, on sm_90a, which the kernel is tuned for: 1,200 bytes cost a tenth of its speed
+MAX_REGISTERS = 168  # per thread: the 12 warps of a block share an SM's registers
+# Per thread, on sm_90a, which the kernel is tuned for: 1,200 bytes cost a tenth of its speed.
+MAX_SPILL_BYTES = 200
 
 
 def why_not() -> str | None:
@@ -45,7 +46,7 @@ def architecture_in(read: str) -> int:
 
 
 def calls_in(kernel: Path) -> set[tuple[str, str]]:
-    """Caller and callee, from the pairs of symbol numbers that the linker leaves in .nv.callgraph."""
+    """Pairs of caller and callee, from the pairs of symbol numbers that the linker leaves in .nv.callgraph."""
     read = subprocess.run(
         ["readelf", "-sW", "-x.nv.callgraph", str(kernel)], capture_output=True, text=True, check=True
     ).stdout
@@ -61,7 +62,7 @@ def calls_in(kernel: Path) -> set[tuple[str, str]]:
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "sm_90a")) for name in ARCHITECTURES]
 )
 def test_kernel_of_every_architecture(name: str, tmp_path: Path) -> None:
-    """Its machine code is for that architecture, lacks no symbol, and needs few enough registers to run."""
+    """The machine code is for that architecture, lacks no symbol, and needs few enough registers to run."""
     kernel = built(name, tmp_path)
     read = subprocess.run(["readelf", "-hsW", str(kernel)], capture_output=True, text=True, check=True).stdout
     major, minor = ARCHITECTURES[name].capability
@@ -70,7 +71,8 @@ def test_kernel_of_every_architecture(name: str, tmp_path: Path) -> None:
     assert {"distmk_megakernel", "nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"} <= defined
     missing = {symbol for symbol in re.findall(r"GLOBAL .* UND (\S+)", read) if not symbol.startswith(".nv.")}
     assert missing <= {"vprintf"}, "the driver defines no other symbols"
-    if name == "sm_90a":  # whose compiler waits for each product of warpgroups at once in a function that calls another
+    # In a function that calls another, sm_90a's compiler waits for each product of warpgroups at once.
+    if name == "sm_90a":
         mainloops = set(re.findall(r"\b(_Z\w*(?:run_jobs|run_attention_job)ILj\w*)$", read, re.MULTILINE))
         calls = calls_in(kernel)
         assert len(mainloops) > 4 and calls

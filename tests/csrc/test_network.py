@@ -1,4 +1,4 @@
-"""The network of the host twin: what arrives, what is refused, and what it costs while nothing happens."""
+"""The network of the host twin: which frames it applies, which it refuses, and what it costs while nothing happens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARCEL, ACK, ABORT, FENCE, LEAVE = 1, 2, 3, 4, 5
 
 @pytest.mark.parametrize("sanitizer", ["thread"])
 def test_stress(sanitizer: str) -> None:
-    """Threads of two ranks put to each other at once through small sockets: all arrives, in order, without a deadlock."""
+    """Threads of two ranks put to each other through small sockets: everything arrives, in order, without a deadlock."""
     folder = csrc_dir() / "host"
     sources = [folder / f"{name}.cpp" for name in ("connection", "network", "network_transport", "transport")]
     flags = ["-std=c++20", "-O1", "-g", "-pthread", "-Wall", *SANITIZERS[sanitizer]]
@@ -43,7 +43,7 @@ def test_stress(sanitizer: str) -> None:
 
 
 class Rank:
-    """The network of rank 0 of two, whose peer is this test: `peer` is the other end of its socket."""
+    """The network of rank 0 of two. This test is the other rank: `peer` is the other end of the socket."""
 
     def __init__(self, program: RankProgram | None = None) -> None:
         self.library = host_build.load_runtime()
@@ -72,7 +72,7 @@ class Rank:
         return kind, value
 
     def launch(self, deadline_s: float) -> None:
-        """Run one iteration of the program, to its end."""
+        """Run one iteration of the program to its end."""
         assert self.program is not None
         block = LaunchBlock.of(LaunchSpec(num_iterations=1, deadline_s=deadline_s), self.program)
         params, text = LaunchParams(), ctypes.create_string_buffer(self.program.to_bytes())
@@ -118,7 +118,7 @@ def signals(*pairs: tuple[int, int]) -> bytes:
 
 
 def test_frames(rank: Rank) -> None:
-    """Data and signals are applied and acknowledged; an abort, a fence and an orderly end are taken in."""
+    """Data and signals are applied and acknowledged. An abort, a fence and an orderly end are recognised."""
     body = writes((64, 3), (HEAP_BYTES - 2, 2)) + signals((3, 5), (3, 2)) + b"abcde"
     rank.send(PARCEL, 2, 2, 5, body=body)
     assert rank.receive() == (ACK, 1)
@@ -133,7 +133,7 @@ def test_frames(rank: Rank) -> None:
     rank.send(ABORT, value=int(Abort.INTERRUPTED))
     rank.send(LEAVE)
     assert rank.end() is End.LEFT and rank.abort == Abort.INTERRUPTED
-    assert rank.library.distmk_network_reached_fence(rank.network, 1000)  # nobody is waited for that is gone
+    assert rank.library.distmk_network_reached_fence(rank.network, 1000)  # nobody waits for a peer that is gone
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_frames(rank: Rank) -> None:
     ids=itertools.count(),
 )
 def test_malformed_frames(rank: Rank, frame: tuple[int, ...], body: bytes) -> None:
-    """Nothing of a frame that is wrong is written; the connection ends, and so does the launch."""
+    """Nothing of a malformed frame is written. The connection ends, and so does the launch."""
     rank.send(*frame, body=body)
     assert rank.end() is End.MALFORMED
     assert rank.abort == Abort.RANK_LOST and not any(rank.memory.raw[8:])
@@ -173,7 +173,7 @@ def test_closed_within_a_frame(rank: Rank) -> None:
 
 
 def test_a_peer_that_does_not_answer() -> None:
-    """A worker waits for it until its deadline, and then tells it to leave."""
+    """A worker waits for the peer until its deadline, and then tells the peer to leave."""
     rank = Rank(compile_graph(graphs.ring(2, 1)).ranks[0])
     try:
         rank.launch(deadline_s=0.3)
@@ -185,7 +185,7 @@ def test_a_peer_that_does_not_answer() -> None:
 
 
 def test_waiting_costs_nothing(rank: Rank) -> None:
-    """The receiver sleeps while nothing arrives, after the end of the connection too."""
+    """The receiver sleeps while nothing arrives, and also after the connection has ended."""
     for _ in range(2):
         before = resource.getrusage(resource.RUSAGE_SELF)
         time.sleep(0.4)

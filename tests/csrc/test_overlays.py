@@ -1,4 +1,4 @@
-"""The table of a worker's shared memory (csrc/device/core/overlays.cuh): README shows it, and all uses go through it."""
+"""The table of a worker's shared memory (csrc/device/core/overlays.cuh): csrc/README.md shows it, and all uses go through it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REGIONS = r"(?:\.|->|::)\s*(stages|work|scratch)\b"
 
 
 def expected_table() -> list[str]:
-    """README's rows, from the header as the compiler reads it; what each overlay holds is the comment in front of it."""
+    """The rows that csrc/README.md must have. Sizes are the compiler's; the comment before an overlay says what it holds."""
     source = Path(__file__).with_name("print_overlays.cpp")
     tool = build_sources("overlays", "", [*emulator_flags(), "-w"], [source], DEVICE.rglob("*.cuh"))
     printed = subprocess.run([tool], capture_output=True, text=True, check=True, timeout=20).stdout
@@ -37,7 +37,7 @@ def test_readme_shows_the_table() -> None:
 
 
 def test_regions_are_used_through_the_table() -> None:
-    """No file of the kernel but the one with their layout names the regions."""
+    """Only the file with the layout of the regions names them; no other file of the kernel does."""
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in DEVICE.rglob("*.cuh")

@@ -1,4 +1,4 @@
-"""Which program has the next iteration: the smallest row bucket that holds its rows; of several that are wanted, each in turn."""
+"""The program of the next iteration: the smallest row bucket that holds its rows; or each in turn, if several are wanted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_program_choice() -> None:
         questions.append((own, int(has_transport), num_rows, sum(1 << each for each in wanted), num_programs, *buckets))
         holding = [program for program, most in enumerate(buckets) if most >= num_rows]
         best = own if has_transport else min(holding, default=num_programs - 1)
-        # The program that has waited longest, if they had turns in ascending order.
+        # If programs have their turns in ascending order, this one has waited longest.
         answers.append((best, min(wanted, key=lambda program: (program - own - 1) % num_programs), 1))
     tool = build_in_one(
         "choose_program", ["-std=c++20", "-O1", "-pthread", "-Wall"], [Path(__file__).with_name("choose_program.cpp")]

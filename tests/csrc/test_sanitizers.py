@@ -1,4 +1,4 @@
-"""The runtime under ThreadSanitizer and AddressSanitizer, all ranks in one process: no reports but of planted bugs."""
+"""The runtime under ThreadSanitizer and AddressSanitizer, all ranks in one process: only planted bugs are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from distmk.program.program import Program, compile_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
-# Schedulers in threads of their own, or in the workers' idle loops; all iterations in one launch, or two in each.
+# Schedulers in threads of their own or in the workers' idle loops; all iterations in one launch, or two iterations in
+# each.
 MODES = ((), ("--ride",), ("--ride", "--cut", "2"))
 DELAY = ("--delay", "300,1,7")
 FAR = ("--far", "1")
@@ -41,7 +42,7 @@ def test_small_graphs(sanitizer: str, shape: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_decode(sanitizer: str, decode: Program, tmp_path: Path) -> None:
-    """Prompts in chunks, sequences that come, go and are put back, attention as a massive launch or spread."""
+    """Prompts in chunks, sequences that come, go and are preempted, and attention as a massive or a spread task."""
     for options in MODES:
         done = run_ranks(tool(sanitizer), decode, tmp_path, *options)
         assert_clean(done, decode.num_ranks)
@@ -60,7 +61,7 @@ def random_programs(seed: int, count: int) -> Iterator[Program]:
 
 
 def test_random_graphs(tmp_path: Path) -> None:
-    """Waits that the compiler leaves out as implied are implied, with and without pointers between ranks."""
+    """The waits that the compiler leaves out really are implied by others, with and without pointers between ranks."""
     seed = random.randrange(2**32)
     for number, program in enumerate(random_programs(seed, 30)):
         print(f"seed {seed}, program {number}")
@@ -71,7 +72,7 @@ def test_random_graphs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(2, 2), (3, 1)], ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("far", [DELAY, FAR, FAR + DELAY], ids=["delayed", "network", "both"])
 def test_far_ranks(far: tuple[str, ...], size: tuple[int, int], tmp_path: Path) -> None:
-    """Ranks on virtual nodes of their own: puts come late and overtake each other, or go through sockets."""
+    """Each rank is on a virtual node of its own: puts come late and overtake each other, or go through sockets."""
     across_hosts = tiny_decode(*size, host_sizes=(1,) * size[0])
     for graph in (graphs.ring(*size), graphs.all_reduce(*size), tiny_decode(*size), across_hosts):
         program = compile_graph(graph)
@@ -79,7 +80,7 @@ def test_far_ranks(far: tuple[str, ...], size: tuple[int, int], tmp_path: Path) 
 
 
 def test_hosts_of_two_ranks(tmp_path: Path) -> None:
-    """Some ranks share memory, others are reached through sockets, also in a launch in pieces."""
+    """Some ranks share memory and others are reached through sockets, also in a launch in pieces."""
     for graph in (graphs.ring(4, 1), tiny_decode(3, 2)):
         program = compile_graph(graph)
         for sanitizer in ("thread", "address"):
@@ -106,7 +107,7 @@ def drop_waits(program: Program, rank: int, op: str) -> None:
 
 
 def assert_reported(program: Program, folder: Path) -> None:
-    """Fail unless a race is reported. A task without its waits may be over before the others begin, so try several times."""
+    """Fail unless a race is reported. A task without its waits may end before the others begin, so try several times."""
     for iterations in (500, 2000, 8000, 8000, 8000):
         done = run_ranks(tool("thread"), program, folder, iterations=iterations)
         if done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout:

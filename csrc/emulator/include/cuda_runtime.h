@@ -77,7 +77,7 @@ inline void __nanosleep(unsigned) { distmk::emulator::yield(); }
 namespace distmk {
 namespace emulator {
 
-// Operands of a lane: word 0 its value, word 1 the source lane, word 2 the result.
+// Operands of a lane: word 0 is its value, word 1 the source lane, word 2 the result.
 inline void shuffle_all() {
   for (uint32_t lane = 0; lane < WARP; ++lane) {
     uint64_t* mine = operands_of(lane);

@@ -1,5 +1,5 @@
-// Split-KV attention on the host: an instance is a run's rows x the query heads of one KV head x one split of the
-// positions. Partials are as on the GPU.
+// Split-KV attention on the host. An instance is a run's rows x the query heads of one KV head x one split of the
+// positions. Partials have the same layout on GPUs.
 #include "host/bodies/attention_loop.h"
 #include "host/bodies/matmul.h"
 #include "host/bodies/weighted_values.h"
@@ -13,7 +13,7 @@ const float* qkv_of(const Context& context, const AttentionArgs& args, const Bat
   return context.at<float>(args.qkv) + (static_cast<uint32_t>(run.row_begin) + row) * uint64_t{args.qkv_stride};
 }
 
-// All queries together, in float32: keys and values are read once, where they lie.
+// Products for few queries, all together and in float32. Keys and values are read once, straight from the cache.
 class FewQueries {
  public:
   using Args = AttentionArgs;
@@ -36,7 +36,7 @@ class FewQueries {
   void load(const uint16_t* const* keys, const uint16_t* const* values, uint32_t count) {
     keys_ = keys, values_ = values, count_ = count;
   }
-  // Keys of a page are contiguous, like rows of a weight.
+  // Keys of a page are contiguous, like the rows of a weight.
   void multiply_qk(uint32_t, float* scores) const {
     for (uint32_t q = 0; q < group_size(); ++q) score_rows_[q] = scores + q * KV_BLOCK;
     for (uint32_t done = 0, n; done < count_; done += n) {
@@ -58,7 +58,7 @@ class FewQueries {
   uint32_t count_;
 };
 
-// One instance.
+// One instance of the task.
 class AttentionTask {
  public:
   AttentionTask(const Context& context, const AttentionArgs& args, uint32_t index)
@@ -90,8 +90,8 @@ class AttentionTask {
   const BatchRun run_;
   QueryBlock block_;
 
-  // K and V of the split's new positions go to the cache first: all K and V are then read from there, rounded to bf16
-  // like those that later iterations read.
+  // Stores K and V of the split's new positions to the cache first. All K and V are then read from the cache, rounded
+  // to bf16 as in later iterations.
   void append_new_kv() const {
     const uint64_t n = args_.head_dim;
     const uint32_t first_new = block_.position_of(0);
@@ -102,7 +102,7 @@ class AttentionTask {
     }
   }
 
-  // Partials f32 [q head, slice, row, split, PARTIAL_FLOATS]: maximum, sum, elements.
+  // Partials are f32 [q head, slice, row, split, PARTIAL_FLOATS]: maximum, sum, elements.
   void write_partial(uint32_t query, const LogSumExp<BaseE>& softmax, const float* output) const {
     const uint32_t slices = ceil_div(args_.head_dim, COMBINE_SLICE),
                    row = static_cast<uint32_t>(run_.row_begin) + block_.row_of(query);
@@ -117,8 +117,8 @@ class AttentionTask {
     }
   }
 
-  // Normalized partials of a batch-1 row, bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: the f32 log-sum-exp,
-  // then o / l. Zeros are written as negative ones (Lamport).
+  // Normalized partials of a batch-1 row are bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: the f32
+  // log-sum-exp, then o / l. Zeros are written as -0 (Lamport).
   void write_fused_partial(uint32_t query, const LogSumExp<BaseE>& softmax, const float* output) const {
     uint16_t* out = context_.at<uint16_t>(args_.fused_partials) +
                     fused_partial_begin(block_.head_of(query), instance_.split, args_.max_splits, args_.head_dim);
@@ -130,8 +130,8 @@ class AttentionTask {
     }
   }
 
-  // Resets the fused partials of an earlier task (Lamport; rotating buffers), whatever number of splits it had: each
-  // split of this task its share of them.
+  // Zeros the fused partials of an earlier task (rotating Lamport buffers), whatever number of splits it had. The
+  // splits of this task share the work.
   void reset_fused_partials() const {
     if (!args_.reset || instance_.run != 0) return;
     for (uint32_t head = block_.heads.begin; head < block_.heads.end; ++head)

@@ -8,7 +8,7 @@ namespace distmk {
 
 namespace {
 
-constexpr uint32_t ROW_BLOCK = 48;  // rows of a run at most that share packed keys and values
+constexpr uint32_t ROW_BLOCK = 48;  // most rows of a run that share packed keys and values
 
 void append_row(const Context& context, const AppendKvArgs& args, const Heads<AppendKvArgs>& heads, uint32_t row,
                 const JobRow& found) {
@@ -22,7 +22,7 @@ void append_row(const Context& context, const AppendKvArgs& args, const Heads<Ap
     heads.append(static_cast<int32_t>(found.slot), head, found.position, keys + head * n, values + head * n);
 }
 
-// The queries of a head together, by panels of keys and of values; weights are rounded to bf16.
+// Products for many queries: a head's queries together, by panels of keys and of values. Weights are rounded to bf16.
 class ManyQueries {
  public:
   using Args = AttentionJobsArgs;
@@ -73,10 +73,10 @@ class ManyQueries {
   uint32_t num_value_panels() const { return ceil_div(args_.head_dim, panels::COLS); }
 };
 
-// Calls `visit` with each block of the iteration and what it costs, up to a factor.
+// Calls visit(block, cost) for each block of the iteration. The cost has no unit.
 template <class Visit>
 void for_each_block(const JobBatch& batch, uint32_t num_runs, const AttentionJobsArgs& args, const Visit& visit) {
-  constexpr uint64_t PACKING = 8;  // keys and values, in rows of a query head
+  constexpr uint64_t PACKING = 8;  // cost of packing keys and values, in rows of a query head
   for (uint32_t index = 0; index < num_runs; ++index) {
     const BatchRun& run = batch.runs[index];
     const auto num_rows = static_cast<uint32_t>(run.num_rows);
@@ -117,7 +117,7 @@ void body_append_kv(Context& context, const AppendKvArgs& args) {
            [&](uint32_t row) { append_row(context, args, heads, row, job_row(runs, batch.num_job_runs, row)); });
 }
 
-// A worker has consecutive blocks that cost as much as those of the others.
+// Each worker has consecutive blocks, with about the same cost in sum.
 void body_attention_jobs(Context& context, const AttentionJobsArgs& args) {
   const JobBatch& batch = job_batch(context, args.batch);
   const uint32_t num_runs = context.batch(args.batch)->num_job_runs, shares = num_shares(context);

@@ -1,6 +1,6 @@
-// Attention on the host: O = softmax(scale Q K^T) V of a block of queries and one KV head, in blocks of positions with
-// an online softmax in float32 (runtime/log_sum_exp.h). How both products are made is a parameter: for few queries
-// straight from the cache, for many from packed keys and values.
+// Attention on the host: O = softmax(scale Q K^T) V for a block of queries and one KV head, over blocks of positions
+// with an online softmax in float32 (runtime/log_sum_exp.h). Both products are a parameter: few queries multiply
+// straight from the cache, many queries multiply packed keys and values.
 #pragma once
 #include <algorithm>
 
@@ -11,14 +11,14 @@
 
 namespace distmk {
 
-constexpr uint32_t KV_BLOCK = 64;  // positions whose scores are held at once
+constexpr uint32_t KV_BLOCK = 64;  // positions whose scores are in memory at once
 
-// Rows of a run and the query heads of one KV head, against a range of positions. Queries are numbered head * number of
-// rows + row, from the first of each.
+// Rows of a run and the query heads that share one KV head, against a range of positions. A query's number is head *
+// number of rows + row, counted from the block's first head and row.
 struct QueryBlock {
   BatchRun run;
   uint32_t kv_head;
-  Range rows, heads;  // of the run, of this rank
+  Range rows, heads;  // rows of the run; heads of this rank
   Range positions;
 
   template <class Args>
@@ -34,7 +34,7 @@ struct QueryBlock {
   uint32_t position_of(uint32_t row) const { return static_cast<uint32_t>(run.kv_len - run.num_rows) + row; }
 };
 
-// A row's softmax: the running maximum, and the sum of the weights in as many parts as a vector has lanes.
+// Softmax state of a row: the running maximum, and the sum of the weights in as many parts as a vector has lanes.
 struct RowSoftmax {
   float max = -INFINITY;
   float lanes[simd::LANES] = {};
@@ -42,8 +42,8 @@ struct RowSoftmax {
   LogSumExp<BaseE> total() const { return {max, simd::sum_of(simd::load(lanes))}; }
 };
 
-// `Products`: of Args, with weights of type Weight; group_size() queries are multiplied together. EVEN_FIRST: so are
-// the elements of each whole simd::BLOCK of the output until the end.
+// `Products` multiplies group_size() queries together; Args are the task's arguments, Weight is the type of its softmax
+// weights. With EVEN_FIRST, the even elements of each whole simd::BLOCK of the output come first until the end.
 template <class Products>
 class AttentionLoop {
  public:
@@ -99,12 +99,12 @@ class AttentionLoop {
   uint32_t padded_dim_;
 
   float* scores_;    // [group_size(), KV_BLOCK]
-  Weight* weights_;  // the same, from the softmax
-  float* output_;    // unnormalized, [query, padded_dim]
+  Weight* weights_;  // [group_size(), KV_BLOCK], after the softmax
+  float* output_;    // [query, padded_dim], unnormalized
   RowSoftmax* softmax_;
 
-  // Scores of `count` positions from `begin` on become weights relative to the running maximum: those that the query
-  // sees, those up to `position`, `window` in all; the weights of others are zero.
+  // Turns the scores of `count` positions from `begin` on into weights relative to the running maximum. The query sees
+  // the last `window` positions up to `position`; the weights of all others are zero.
   void softmax_row(uint32_t query, uint32_t in_group, uint32_t position, uint32_t begin, uint32_t count) {
     using namespace simd;
     float* scores = scores_ + in_group * KV_BLOCK;
@@ -125,7 +125,7 @@ class AttentionLoop {
     Vec best = load(scores);
     for (uint32_t i = LANES; i < KV_BLOCK; i += LANES) best = max_of(best, load(scores + i));
     const float block_max = max_of(best) * scale;
-    if (block_max > softmax.max) {  // seldom, but in the first blocks
+    if (block_max > softmax.max) {  // rare after the first blocks
       const float factor = combine_weight(softmax.max, block_max);
       softmax.max = block_max;
       for (float& sum : softmax.lanes) sum *= factor;

@@ -1,3 +1,4 @@
+// The combine task of split-KV attention on the host.
 #include <algorithm>
 
 #include "host/simd.h"
@@ -8,9 +9,9 @@ namespace distmk {
 
 namespace {
 
-// out[d] = sum_s w_s o_s[d] / sum_s w_s l_s of a row's splits (runtime/log_sum_exp.h), in order of splits, so that the
-// result does not depend on which one was computed first. A split of which the row sees no position has m_s = -inf, and
-// w_s = 0.
+// out[d] = sum_s w_s o_s[d] / sum_s w_s l_s over a row's splits s (runtime/log_sum_exp.h). The order of the splits is
+// fixed, so the result does not depend on which split was computed first. If the row sees no position of a split, m_s =
+// -inf and w_s = 0.
 void combine_slice(uint16_t* __restrict out, const float* __restrict partials, uint32_t num_splits,
                    uint32_t num_elements) {
   float acc[COMBINE_SLICE] = {};

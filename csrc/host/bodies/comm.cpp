@@ -1,3 +1,4 @@
+// Communication tasks on the host: put, and the sum of an all-reduce.
 #include "host/bodies/rows.h"
 #include "runtime/context.h"
 
@@ -14,7 +15,7 @@ void body_put(Context& context, const PutArgs& args) {
     context.push(args.dst_rank, args.dst, src, num_bytes);
 }
 
-// Adds in the order of the blocks, whatever order they arrive in, so that every rank gets the same bits.
+// Adds the blocks in the order of their numbers, not of their arrival, so that every rank gets the same bits.
 void body_sum(Context& context, const SumArgs& args) {
   const uint32_t num_rows = rows_of(context.batch(args.batch));
   const uint64_t step = args.block_stride / sizeof(float), pitch = args.num + args.block_gap;

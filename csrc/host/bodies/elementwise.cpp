@@ -1,3 +1,4 @@
+// Element-wise tasks on the host.
 #include <cmath>
 
 #include "runtime/context.h"

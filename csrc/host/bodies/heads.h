@@ -1,4 +1,5 @@
-// What attention does with a head of a row before it is stored or multiplied.
+// What attention does with each head before it is multiplied or stored: QK-norm, RoPE, rounding, the append to the
+// caches.
 #pragma once
 #include "host/bodies/rows.h"
 #include "runtime/context.h"
@@ -13,7 +14,7 @@ inline void widen(float* out, const uint16_t* x, uint32_t n) { simd::from_bf16(o
 inline void round(uint16_t* out, const float* x, uint32_t n) { simd::to_bf16(out, x, n); }
 inline void round(uint16_t* out, const uint16_t* x, uint32_t n) { memcpy(out, x, n * sizeof(uint16_t)); }
 
-// `table`: n / 2 cosines, then as many sines.
+// `table` has n / 2 cosines, then n / 2 sines.
 inline void rotate(float* x, const float* table, uint32_t n) {
   using namespace simd;
   const uint32_t half = n / 2;
@@ -30,14 +31,14 @@ inline void rotate(float* x, const float* table, uint32_t n) {
   }
 }
 
-// Offset in elements of a position's row in the caches.
+// Offset, in elements, of a position's row in the caches.
 template <class Args>
 uint64_t cache_index(const Context& context, const Args& args, int32_t slot, uint32_t kv_head, uint32_t position) {
   const int32_t* page_table = context.at<int32_t>(args.page_table);
   return uint64_t{cache_row(page_table, args, static_cast<uint32_t>(slot), kv_head, position)} * args.head_dim;
 }
 
-// The heads of a task that appends, made once for all of its rows; T is float or bf16.
+// The heads of a task that appends to the caches, set up once for all of its rows. T is float or bf16.
 template <class Args>
 class Heads {
  public:
@@ -51,12 +52,12 @@ class Heads {
         v_cache_(context.at<uint16_t>(args.v_cache)),
         rotated_(simd::scratch<HeadTag>(args.head_dim)) {}
 
-  // As attention multiplies it, in memory that the next head takes over.
+  // The query that attention multiplies: normalized and rotated. The next head overwrites it.
   template <class T>
   const float* query(const T* in, uint32_t position) const {
     return rotated(in, q_norm_, position);
   }
-  // A key as attention multiplies it, and its value, to the caches, rounded to bf16.
+  // Stores the key that attention multiplies, normalized and rotated, and its value. Both are rounded to bf16.
   template <class T>
   void append(int32_t slot, uint32_t kv_head, uint32_t position, const T* key, const T* value) const {
     const uint64_t at = cache_index(context_, args_, slot, kv_head, position);

@@ -1,6 +1,7 @@
-// Linear layers on the host (product.h): value[n, m] = scale[n] * sum over k of W[m, k] X[n, k] + bias[m] of rows n and
-// weight rows m, and what becomes of it. The formulas of each epilogue are in device/linear/epilogue.cuh. Weights are
-// row-major here, not packed in tiles; those of a gated task are its gate rows, then its up rows, slab by slab.
+// Linear layers on the host (product.h). They compute value[n, m] = scale[n] * sum over k of W[m, k] X[n, k] + bias[m]
+// for tokens n and weight rows m, followed by the epilogue. The formulas of the epilogues are in
+// device/linear/epilogue.cuh. Weights are row-major here, not packed in tiles. A gated task has gate rows, then up
+// rows, slab by slab.
 #include <algorithm>
 #include <numeric>
 
@@ -47,7 +48,7 @@ Weights weights_of(const Context& context, const LinearJobsArgs& args) {
 struct Tokens {
   uint32_t count = 0;
   uint32_t row[MAX_ROWS];
-  float scale[MAX_ROWS];  // of the token's sums: 1 / rms of its activations, for normalized tasks
+  float scale[MAX_ROWS];  // factor of the token's sums; 1 / rms of its activations in normalized tasks
 };
 
 Tokens select_tokens(const Batch* batch, bool sampled_only) {
@@ -58,8 +59,9 @@ Tokens select_tokens(const Batch* batch, bool sampled_only) {
   return tokens;
 }
 
-// The fused combine: x[k] = sum_s w_s o_s[k] / sum_s w_s of the normalized partials that attention's splits left
-// (runtime/log_sum_exp.h). Rounded to bf16, as the separate combine task would. False: the row is in the task's x.
+// The fused combine: x[k] = sum_s w_s o_s[k] / sum_s w_s over the normalized partials that attention's splits left
+// (runtime/log_sum_exp.h). It is rounded to bf16 like the output of the separate combine task. Returns false if the row
+// is in the task's x instead.
 bool combine_partials(float* x, const Context& context, const LinearArgs& args) {
   const Batch* batch = context.at<Batch>(args.batch);
   if (!args.fused_partials || !fuses_combine(args, batch->num_rows, batch->runs[0])) return false;
@@ -90,7 +92,7 @@ bool combine_partials(float* x, const Context& context, const LinearArgs& args) 
 }
 bool combine_partials(float*, const Context&, const ScaledLinearArgs&) { return false; }
 
-// What a token's sums are multiplied by.
+// Factor of a token's sums.
 float scale_of(const Context&, const LinearArgs& args, uint32_t, const float* x) {
   return args.normalized ? over_rms(x, args.k, args.eps) : 1.0f;
 }
@@ -134,7 +136,7 @@ void store_sums(const Context& context, const Args& args, uint32_t row, const Su
     memcpy(out, sums.values, sums.count * sizeof(float));
 }
 
-// `reset`: an earlier iteration's bf16 output, or if there is none, its output.
+// Zeros the rows at `reset`: an earlier iteration's bf16 output or, in a task without one, its output.
 template <class Args>
 void reset_rows(const Context& context, const Args& args, uint32_t num_rows) {
   if (args.out_bf16)
@@ -145,7 +147,8 @@ void reset_rows(const Context& context, const Args& args, uint32_t num_rows) {
     clear(context.at<float>(args.reset), num_rows, args.out_stride, args.n);
 }
 
-// How the workers divide the panels of a product, and if those are too few for them, the groups of rows as well.
+// How the workers divide the panels of a product. If there are too few panels, the workers divide the groups of rows,
+// too.
 struct Grid {
   uint32_t num_cols, num_rows;
 
@@ -175,8 +178,8 @@ void multiply_all(Context& context, const LinearJobsArgs& args, uint32_t num_row
   const Grid grid(num_panels, num_groups, shares);
   run_shares(context, shares * args.num_splits, [&](uint32_t index) {
     const uint32_t part = index % shares, split = index / shares;
-    const Range blocks =
-        share(ceil_div(args.k, ACTIVATION_BLOCK_COLS), split, args.num_splits);  // splits have whole ones
+    // A split has whole blocks.
+    const Range blocks = share(ceil_div(args.k, ACTIVATION_BLOCK_COLS), split, args.num_splits);
     const auto store = [&](const Sums& sums) __attribute__((always_inline)) {
       sums.finish(weights, scale_of(args), split == 0);
       if (!is_parts) return sums.round_to(rounded + uint64_t{sums.row} * args.out_stride + sums.first);
@@ -189,7 +192,8 @@ void multiply_all(Context& context, const LinearJobsArgs& args, uint32_t num_row
   });
 }
 
-// Few rows, and as many columns as there are tokens: with the same bits in whatever iteration.
+// The product for sampled rows: few rows, and as many columns as a shard of the vocabulary has tokens. It gives the
+// same bits in any iteration.
 void multiply_sampled(Context& context, const LinearJobsArgs& args, uint32_t num_rows) {
   const Weights weights = weights_of(context, args);
   const uint32_t shares = num_shares(context);
@@ -236,11 +240,11 @@ void run_linear(Context& context, const Args& args) {
 
 void body_linear(Context& context, const LinearArgs& args) { run_linear(context, args); }
 
-// That of a matrix without the factors around it (distmk/tasks/scaled_linear.py).
+// A linear layer whose matrix does not contain the factors around it (distmk/tasks/scaled_linear.py).
 void body_scaled_linear(Context& context, const ScaledLinearArgs& args) { run_linear(context, args); }
 
 void body_linear_jobs(Context& context, const LinearJobsArgs& args) {
-  if (args.tiled) return;  // a GPU's matrix
+  if (args.tiled) return;  // packed for a GPU
   const Batch& batch = *context.batch(args.batch);
   if (args.sampled)
     multiply_sampled(context, args, batch.num_rows);

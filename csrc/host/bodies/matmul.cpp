@@ -1,3 +1,4 @@
+// Micro-kernels of matmul.h, for processors without AMX.
 #include "host/bodies/matmul.h"
 
 #include <algorithm>
@@ -8,27 +9,27 @@ using namespace simd;
 
 namespace {
 
-// Cache blocking: PANEL weight rows and one group of x, MAX_PASS_BLOCKS blocks of both, fit in the L1 cache together.
-// With more columns there are several passes over k, between which partial sums are kept in memory.
+// Cache blocking: PANEL weight rows and one group of x, MAX_PASS_BLOCKS blocks of each, fit into the L1 cache together.
+// More columns take several passes over k, and partial sums are kept in memory in between.
 constexpr uint32_t MAX_PASS_BLOCKS = 640 / BLOCK;
 constexpr uint32_t PANEL = 12;
-constexpr uint32_t PREFETCH_DISTANCE = 512;  // elements behind the end of the micro-kernel's weight rows
+constexpr uint32_t PREFETCH_DISTANCE = 512;  // elements past the end of the micro-kernel's weight rows
 
 struct PartialSumsTag;
 
-// One micro-kernel: blocks [begin, end) of some weight rows times one group of x.
+// Input of one micro-kernel: blocks [begin, end) of some weight rows, times one group of x.
 struct Operands {
   const uint16_t* w;
   const float* x;
   uint32_t k, begin, end;
-  float* partial_sums;  // between passes
+  float* partial_sums;  // kept between passes
   float* const* y;
   uint32_t column;
-  bool prefetch;    // weights; only once for all groups of x
-  bool contiguous;  // the next weights in memory are the next ones read, as there is a single pass
+  bool prefetch;    // of weights: only once for all groups of x
+  bool contiguous;  // weights are read in the order of memory, as there is a single pass
 };
 
-// Keeps x in a register: the compiler would load it again for each of the W products, and loads would be the
+// Keeps x in a register. Otherwise the compiler would load it again for each of the W products, and loads would be the
 // bottleneck.
 template <uint32_t W>
 DISTMK_INLINE Vec in_register(Vec v) {
@@ -40,7 +41,7 @@ DISTMK_INLINE Vec in_register(Vec v) {
   return v;
 }
 
-// What part `part` of a block of x multiplies of a block of weights, and the sum of the products.
+// The weights that part `part` of a block of x is multiplied by.
 DISTMK_INLINE Vec multiplied_by(Bits weights, [[maybe_unused]] uint32_t part) {
 #if DISTMK_BF16_PRODUCTS
   return reinterpret_cast<Vec>(weights);
@@ -69,8 +70,8 @@ DISTMK_INLINE void multiply_block(const uint16_t* w, uint64_t stride, const floa
   }
 }
 
-// W weight rows times T rows of x. Each pair has one vector of sums whatever W and T are, so that results do not depend
-// on them.
+// W weight rows times T rows of x. Each pair of rows has one vector of sums whatever W and T are, so results do not
+// depend on them.
 template <uint32_t W, uint32_t T, uint32_t PARTS>
 void micro_kernel(const Operands& in) {
   const uint32_t num_full = in.k / BLOCK, rest = in.k % BLOCK, num_blocks = num_full + (rest != 0);
@@ -83,7 +84,7 @@ void micro_kernel(const Operands& in) {
   const float* x = in.x + uint64_t{in.begin} * T * PARTS * LANES;
   for (uint32_t b = in.begin; b < end; ++b, w += BLOCK, x += T * PARTS * LANES) {
     if (in.prefetch) {
-      // As many bytes as a block uses; in the order of memory if possible, which reads fastest.
+      // Prefetches as many bytes as a block uses, in the order of memory if possible, because that is fastest.
       if (in.contiguous)
         for (uint32_t i = 0; i < W * BLOCK; i += 32) __builtin_prefetch(ahead + b * W * BLOCK + i);
       else
@@ -105,7 +106,7 @@ void micro_kernel(const Operands& in) {
     for (uint32_t t = 0; t < T; ++t) in.y[t][in.column + j] = sum_of(sums[j][t]);
 }
 
-// As many weight rows of the `rows_left` as registers allow, times a group of up to T rows; returns how many.
+// Multiplies as many weight rows of the `rows_left` as registers allow by a group of up to T rows. Returns how many.
 template <uint32_t PARTS, uint32_t T = PackedRows::GROUP>
 uint32_t run_micro_kernel(uint32_t group_size, const Operands& in, uint32_t rows_left) {
   constexpr uint32_t MOST = T <= 2 || DISTMK_BF16_PRODUCTS ? 4 : T == 3 ? 3 : 2;
@@ -123,7 +124,7 @@ uint32_t run_micro_kernel(uint32_t group_size, const Operands& in, uint32_t rows
   return 1;
 }
 
-// A block of a row of x.
+// Packs a block of a row of x.
 DISTMK_INLINE void pack_block(float* out, const float* x, [[maybe_unused]] uint32_t num_parts) {
 #if DISTMK_BF16_PRODUCTS
   split_bf16<BLOCK>(x, num_parts, reinterpret_cast<uint16_t*>(out), BLOCK);
@@ -154,7 +155,7 @@ namespace {
 template <uint32_t PARTS>
 void multiply(const uint16_t* w, uint32_t n, const PackedRows& x, float* const* y, uint32_t column) {
   const uint32_t k = x.k(), num_blocks = (k + BLOCK - 1) / BLOCK;
-  // A single row of x needs no cache blocking: it stays in the cache, and weights are best read straight through.
+  // A single row of x needs no cache blocking: it stays in the cache, and weights are read fastest straight through.
   const bool single = x.num_rows() == 1;
   const uint32_t num_passes = single ? 1 : (num_blocks + MAX_PASS_BLOCKS - 1) / MAX_PASS_BLOCKS;
   const uint32_t panel = single ? n : PANEL, pass_blocks = (num_blocks + num_passes - 1) / num_passes;

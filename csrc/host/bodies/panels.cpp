@@ -1,3 +1,4 @@
+// Packing and micro-kernels of panels.h.
 #include "host/bodies/panels.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@ namespace {
 
 typedef uint16_t Elements __attribute__((vector_size(64)));
 
-// Up to 16 pairs of columns of LANES rows, transposed.
+// Packs up to 16 pairs of columns of LANES rows, transposed.
 DISTMK_INLINE void pack_block(uint32_t* out, const uint16_t* const* rows, uint32_t begin, uint32_t num_cols) {
   const auto mask = static_cast<__mmask32>(num_cols < 32 ? (1u << num_cols) - 1 : ~0u);
   Words words[LANES];
@@ -24,7 +25,7 @@ DISTMK_INLINE void pack_block(uint32_t* out, const uint16_t* const* rows, uint32
     if (pair < num_pairs) memcpy(out + pair * COLS, &words[pair], sizeof(Words));
 }
 
-// The elements of two columns, pair by pair.
+// Stores the elements of two columns interleaved, pair by pair.
 template <uint32_t... I>
 DISTMK_INLINE void store_pairs(uint32_t* out, Elements first, Elements second, std::integer_sequence<uint32_t, I...>) {
   const Elements left = __builtin_shufflevector(first, second, ((I & 1) * COLS + I / 2)...);
@@ -54,7 +55,7 @@ void pack_columns(uint32_t* panel, const uint16_t* const* columns, uint32_t k, u
 
 void pack(uint32_t* panel, const uint16_t* const* rows, uint32_t k) {
   auto* out = reinterpret_cast<float*>(panel);
-  constexpr uint32_t BLOCK = 16;  // columns, so that all rows' cache lines stay in the cache
+  constexpr uint32_t BLOCK = 16;  // columns at a time, so that all rows' cache lines stay in the cache
   for (uint32_t begin = 0; begin < k; begin += BLOCK)
     for (uint32_t lane = 0; lane < COLS; ++lane)
       for (uint32_t i = begin; i < std::min(k, begin + BLOCK); ++i)
@@ -73,7 +74,7 @@ void pack_columns(uint32_t* panel, const uint16_t* const* columns, uint32_t k, u
 
 namespace {
 
-// sums += one pair of columns of ROWS rows of X times a panel; `pair_of(row)`: the pair as a word.
+// sums += one pair of columns of ROWS rows of X times a panel. pair_of(row) returns the pair as a word.
 template <uint32_t ROWS, class PairOf>
 DISTMK_INLINE void multiply_pair(Vec (&sums)[ROWS][2], const uint32_t* panel, const PairOf& pair_of) {
 #if DISTMK_BF16_PRODUCTS
@@ -124,7 +125,7 @@ void multiply_tile(const uint32_t* panel, uint32_t k, const uint16_t* x, uint64_
   }
 }
 
-// The tile of `rows` <= ROWS rows.
+// multiply_tile() for `rows` <= ROWS rows.
 template <uint32_t ROWS, class... Arguments>
 void choose_tile(uint32_t rows, Arguments... arguments) {
   if constexpr (ROWS > 0) {
@@ -137,7 +138,7 @@ void choose_tile(uint32_t rows, Arguments... arguments) {
 
 void multiply(const uint32_t* panel, uint32_t k, const uint16_t* x, uint64_t x_stride, uint32_t num_rows, float* y,
               uint64_t y_stride, bool add) {
-  // Tiles of nearly equal size: one of a single row would be bound by latency.
+  // Tiles are of nearly equal size, because a tile of a single row would be bound by latency.
   const uint32_t num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
   for (uint32_t tile = 0; tile < num_tiles; ++tile) {
     const uint32_t begin = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;

@@ -1,7 +1,7 @@
-// The product of linear layers on the host, of 1 to 512 rows: value[row][column] = sum over k of x[row] .
-// weight[column], bf16 in, float32 sums, in an order that depends on k alone. Few rows read the weights once, as they
-// lie in memory (matmul.h); many rows pay for packing them (panels.h). What becomes of the sums is the caller's: a sink
-// takes them.
+// Matrix product of the host's linear layers, for 1 to 512 rows: value[row][column] = sum over k of x[row] .
+// weight[column], with bf16 inputs and float32 sums in an order that depends on k alone. A few rows read the weights
+// once, straight from memory (matmul.h); many rows pay for packing them (panels.h). Callers pass a sink that takes the
+// sums.
 #pragma once
 #include "host/bodies/matmul.h"
 #include "host/bodies/panels.h"
@@ -12,7 +12,7 @@
 
 namespace distmk {
 
-// Of rows of k elements in the format `id`, which `check` knows.
+// How to read rows of k elements in the format `id`, which `check` has found to exist.
 inline RowFormat row_format(uint32_t id, uint32_t k) {
 #define DISTMK_ROW_FORMAT(Name) \
   if (id == Name##Format::ID) return {Name##Rows::row_bytes(k), Name##Rows::decode};
@@ -21,7 +21,7 @@ inline RowFormat row_format(uint32_t id, uint32_t k) {
   return {};
 }
 
-// The weights of a task: [num_rows, k], whose columns of the output are one row each or, gated, two (slabs.h).
+// The weights of a task, [num_rows, k]. A column of the output has one row of them or, if gated, two (slabs.h).
 struct Weights {
   const uint8_t* data;
   RowFormat format;
@@ -32,13 +32,13 @@ struct Weights {
   bool gated() const { return is_gated(epilogue); }
   uint32_t num_cols() const { return gated() ? num_rows / 2 : num_rows; }
 
-  // Memory of the calling thread to decode `count` rows of `num_cols` columns; null: they need not be decoded.
+  // Memory of the calling thread for decoding `count` rows of `num_cols` columns; null if nothing is to decode.
   template <class Tag>
   uint16_t* room_for(uint64_t count, uint32_t num_cols) const {
     return format.decode ? reinterpret_cast<uint16_t*>(simd::scratch<Tag>((count * num_cols + 1) / 2)) : nullptr;
   }
-  // `count` consecutive rows from `first` on as bf16, of the columns `cols`: k elements apart where they lie, or
-  // decoded to `room` without gaps.
+  // The columns `cols` of `count` consecutive rows from `first` on, as bf16. Rows are k elements apart in the weights
+  // themselves, or decoded to `room` without gaps.
   DISTMK_INLINE const uint16_t* rows(uint32_t first, uint32_t count, Range cols, uint16_t* room) const {
     const uint8_t* begin = data + first * format.row_bytes;
     if (!format.decode) return reinterpret_cast<const uint16_t*>(begin) + cols.begin;
@@ -49,13 +49,13 @@ struct Weights {
   }
 };
 
-// Sums of one row: `count` columns from `first` on; of gated columns, those of gate and those of up. Memory of a row
-// goes on to a multiple of simd::LANES.
+// Sums of one row: `count` columns from `first` on; in gated products, gate's in `values` and up's in `ups`. Each row's
+// memory extends to a multiple of simd::LANES.
 struct Sums {
   uint32_t row, first, count;
   float *values, *ups;
 
-  // values = sums * scale + bias; of gated columns, activation(gate) * up.
+  // values = sums * scale + bias; in gated products, then activation(gate) * up.
   DISTMK_INLINE void finish(const Weights& weights, float scale, bool has_bias) const {
     using namespace simd;
     const bool has_ups = weights.gated();
@@ -76,7 +76,7 @@ struct Sums {
     for (uint32_t i = 0; has_ups && i < count; i += LANES)
       store(values + i, distmk::gated<VectorMath>(weights.epilogue, load(values + i), load(ups + i)));
   }
-  // The values of many rows, a vector at a time, as there are only some of each row.
+  // Rounds a vector at a time: with many rows, a row has only the few columns of a panel here.
   DISTMK_INLINE void round_to(uint16_t* out) const {
     uint32_t i = 0;
     for (; i + simd::LANES <= count; i += simd::LANES) simd::store(out + i, simd::to_bf16(simd::load(values + i)));
@@ -84,12 +84,13 @@ struct Sums {
   }
 };
 
-// Few rows: calls sink(sums) for each, for some columns after others. Gated weights are one slab.
+// Product of few rows. Goes through the columns chunk by chunk, and calls sink(sums) for each row of a chunk. Gated
+// weights must be one slab.
 template <class Sink>
 void multiply_few(const Weights& weights, Range columns, const PackedRows& x, const Sink& sink) {
   struct ProductTag;
   struct DecodedTag;
-  constexpr uint32_t AT_ONCE = 1536, DECODED_AT_ONCE = 32;  // so that sums and decoded rows stay in the L2 cache
+  constexpr uint32_t AT_ONCE = 1536, DECODED_AT_ONCE = 32;  // columns: sums and decoded rows stay in L2
   const uint32_t at_once = weights.format.decode ? DECODED_AT_ONCE : AT_ONCE;
   const uint64_t stride = 2 * at_once + simd::LANES;
   uint16_t* room = weights.room_for<DecodedTag>(at_once, weights.k);
@@ -105,14 +106,15 @@ void multiply_few(const Weights& weights, Range columns, const PackedRows& x, co
   }
 }
 
-// Many rows: x is bf16 [num_rows, k]. Workers share panels of columns and groups of rows.
+// Product of many rows: x is bf16 [num_rows, k]. Workers share panels of columns and groups of rows.
 class ManyRows {
  public:
   ManyRows(const Weights& weights, const uint16_t* x, uint32_t num_rows)
       : weights_(weights), x_(x), num_rows_(num_rows), panel_cols_(weights.gated() ? panels::COLS / 2 : panels::COLS) {}
   uint32_t num_panels() const { return ceil_div(weights_.num_cols(), panel_cols_); }
   uint32_t num_groups() const { return ceil_div(num_rows_, panels::TILE_ROWS); }
-  // The sums over columns `k` of x of a range of panels and one of groups: calls sink(sums) for each panel and row.
+  // Multiplies a range of panels by a range of groups, over the columns `k` of x. Calls sink(sums) for each panel and
+  // row.
   template <class Sink>
   void multiply(Range panels, Range groups, Range k, const Sink& sink) const {
     const uint64_t num_words = std::max(panels::num_words(k.end - k.begin), uint64_t{1});
@@ -130,13 +132,13 @@ class ManyRows {
   }
 
  private:
-  // Of the packed weights, so that they stay in the L2 cache while the rows pass.
+  // Packed weights at a time: they stay in the L2 cache while the rows pass.
   static constexpr uint64_t MAX_BLOCK_WORDS = 384 * 1024 / sizeof(uint32_t);
   const Weights& weights_;
   const uint16_t* x_;
-  const uint32_t num_rows_, panel_cols_;  // columns of the output that a panel makes
+  const uint32_t num_rows_, panel_cols_;  // panel_cols_: columns of the output that a panel gives
 
-  // The rows of the weight that make the panel's columns: where gated, those of gate and then those of up.
+  // Packs the rows of the weight that give the panel's columns: in gated products, gate's rows and then up's.
   void pack(uint32_t* words, uint32_t panel, Range k) const {
     const uint16_t* rows[panels::COLS] = {};
     const uint32_t first = panel * panel_cols_;

@@ -1,5 +1,5 @@
-// Tasks that go row by row, on the host: the embedding, norms, sums into the residual stream, the choice of rows and
-// the best of their logits. Workers share the rows of a job iteration, a part each.
+// Row-wise tasks on the host: the embedding, norms, sums into the residual stream, the choice of rows and the best of
+// their logits. In a job iteration the workers share the rows.
 #include "host/bodies/rows.h"
 
 #include <algorithm>
@@ -14,15 +14,15 @@ namespace {
 struct RowTag;
 struct RoundedTag;
 
-// Calls copy(offset, first column, number of columns) for the columns of a row of activations that lie side by side:
-// all, or chunks of 8.
+// Calls copy(offset, first column, number of columns) for each contiguous part of a row of activations: the whole row
+// or, if tiled, chunks of 8.
 template <class Copy>
 void for_each_chunk(uint32_t row, uint32_t k, bool tiled, const Copy& copy) {
   for (uint32_t col = 0, step = tiled ? 8 : k; col < k; col += step)
     copy(activation_offset(row, col, k, tiled), col, std::min(step, k - col));
 }
 
-// The terms of a row's sum, rank by rank and split by split.
+// Adds the terms of a row's sum, in the order of ranks and splits.
 void add_parts(float* sum, const float* parts, const ReduceRowsArgs& args) {
   for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
     for (uint32_t split = 0; split < args.num_splits; ++split)
@@ -31,7 +31,7 @@ void add_parts(float* sum, const float* parts, const ReduceRowsArgs& args) {
 
 }  // namespace
 
-// device/linear/embed.cuh says what it computes.
+// device/linear/embed.cuh has the formula.
 void body_embed(Context& context, const EmbedArgs& args) {
   const auto& batch = *context.at<Batch>(args.batch);
   const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
@@ -56,7 +56,7 @@ void body_embed_rows(Context& context, const EmbedRowsArgs& args) {
   });
 }
 
-// The RMSNorm behind a row-parallel projection (device/linear/post_norm.cuh says what it computes).
+// RMSNorm after a row-parallel projection; device/linear/post_norm.cuh has the formula.
 void body_post_norm(Context& context, const PostNormArgs& args) {
   const uint32_t num_rows = rows_of(context.batch(args.batch));
   float* x = context.at<float>(args.x);

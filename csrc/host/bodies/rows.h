@@ -1,4 +1,5 @@
-// What bodies do with a row, whatever iteration it is of: RMSNorm, sums, rounding, the best of its logits.
+// Operations on one row for bodies of slab and job iterations: RMSNorm, sums, rounding, embedding, the best of its
+// logits.
 #pragma once
 #include "host/simd.h"
 #include "runtime/argmax.h"
@@ -16,14 +17,15 @@ inline void add_row(float* __restrict out, const float* __restrict x, uint32_t n
 inline void multiply_row(float* __restrict out, const float* __restrict x, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] *= x[i];
 }
-// out += x * scale * weight: what a norm behind a projection adds.
+// out += x * scale * weight: adds a normalized projection to the residual stream.
 inline void add_normalized(float* __restrict out, const float* __restrict x, float scale, const float* weight,
                            uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) out[i] += x[i] * scale * weight[i];
 }
 
-// A row of the residual stream in bf16, columns of a task: as they are, or for a matrix that does not have the weight
-// of its norm, times that and with the sum of their squares beside (distmk/tasks/input_norm.py).
+// Stores a task's columns of a row of the residual stream as bf16. If the next matrix does not contain the weight of
+// its norm, the columns are multiplied by that weight. The sum of their squares is then stored beside them
+// (distmk/tasks/input_norm.py).
 template <class Args>
 void round_row(const Context& context, const Args& args, uint32_t row, const float* x, uint32_t n) {
   if (!args.out_bf16) return;
@@ -43,7 +45,7 @@ void round_rows(const Context& context, const Args& args, const float* x, uint64
   simd::clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.n);
 }
 
-// cap * tanh(x / cap), in place; a cap of 0: nothing.
+// cap * tanh(x / cap), in place. A cap of 0 changes nothing.
 inline void softcap_row(float* x, uint32_t n, float cap) {
   using namespace simd;
   for (uint32_t i = 0; cap != 0.0f && i < n; i += LANES) {
@@ -55,8 +57,8 @@ inline void softcap_row(float* x, uint32_t n, float cap) {
   }
 }
 
-// Columns from `first_col` on of a token's row of an embedding table. A rank has the tokens from args.first_token to
-// args.last_token; any other token becomes zeros.
+// Columns from `first_col` on of a token's row in an embedding table. A rank has the tokens from args.first_token up
+// to, but not including, args.last_token; any other token gives zeros.
 template <class Args>
 void embed_row(float* out, const uint16_t* table, const Args& args, int32_t token, uint32_t first_col, uint32_t n) {
   const auto id = static_cast<uint32_t>(token);
@@ -66,7 +68,7 @@ void embed_row(float* out, const uint16_t* table, const Args& args, int32_t toke
     simd::clear(out, 1, 0, n);
 }
 
-// The best logit of columns `begin` to `end` - 1; column 0 belongs to `first_token`.
+// The best logit of columns `begin` to `end` - 1. Column 0 belongs to `first_token`.
 inline Candidate best_of(const float* logits, uint32_t begin, uint32_t end, uint32_t first_token) {
   Candidate best{-INFINITY, -1};
   for (uint32_t i = begin; i < end; ++i) best = better_of(best, {logits[i], static_cast<int32_t>(first_token + i)});

@@ -1,4 +1,4 @@
-// The sampling tasks on the host: runtime/sample_row.h with one thread.
+// The sampling tasks on the host: runtime/sample_row.h with a block of one thread.
 #include "runtime/sample_row.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The tasks between two iterations on the host: the best token of each row, and the scheduler step.
 #include "runtime/argmax.h"
 #include "runtime/context.h"
 #include "runtime/scheduler_step.h"
@@ -7,7 +8,7 @@ namespace distmk {
 void body_sample(Context& context, const SampleArgs& args) {
   const auto& batch = *context.at<Batch>(args.batch);
   const auto* candidates = context.at<Candidate>(args.candidates);
-  auto* best = context.at<Candidate>(args.out);  // in the heap, as on GPUs, where the transport sends from there
+  auto* best = context.at<Candidate>(args.out);  // in the heap, like on GPUs, where the transport sends from there
   for (uint32_t row = 0; row < args.num_rows; ++row) best[row] = {-__builtin_inff(), -1};
   for (uint32_t row = 0; row < batch.num_rows; ++row) {
     if (!batch.num_job_rows && !batch.rows[row].sample) continue;

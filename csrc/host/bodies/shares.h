@@ -10,7 +10,7 @@ struct Range {
   uint32_t begin, end;
 };
 
-// The share `index` of `num_shares` of 0 to count - 1: consecutive ones, as many as the others have.
+// Share `index` of `num_shares` of the numbers 0 to count - 1. Shares are consecutive and equal to within one number.
 inline Range share(uint32_t count, uint32_t index, uint32_t num_shares) {
   const auto at = [&](uint32_t i) { return static_cast<uint32_t>(uint64_t{count} * i / num_shares); };
   return {at(index), at(index + 1)};
@@ -23,7 +23,7 @@ inline uint32_t num_shares(const Context& context) {
   return num_workers < task.max_instances ? num_workers : task.max_instances;
 }
 
-// Calls run(share) for the calling worker's shares, of `count`.
+// Calls run(share) for each of the `count` shares that belong to the calling worker.
 template <class Run>
 void run_shares(Context& context, uint32_t count, const Run& run) {
   if (!context.take_assigned(count)) return;
@@ -32,7 +32,7 @@ void run_shares(Context& context, uint32_t count, const Run& run) {
   while (context.next_assigned(index));
 }
 
-// Calls run(row) for the calling worker's share of `count` rows.
+// Calls run(row) for each row in the calling worker's share of `count` rows.
 template <class Run>
 void run_rows(Context& context, uint32_t count, const Run& run) {
   const uint32_t shares = num_shares(context);

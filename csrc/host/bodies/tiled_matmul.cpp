@@ -1,3 +1,4 @@
+// AMX kernels of tiled_matmul.h.
 #include "host/bodies/tiled_matmul.h"
 
 #include <algorithm>
@@ -17,21 +18,21 @@ namespace {
 
 struct CopyTag;
 
-// Registers: sums of up to 2 x 2 tiles, then weights, then x.
+// Tile registers: sums of up to 2 x 2 tiles, then weights, then x.
 constexpr uint32_t SUMS = 0, WEIGHTS = 4, X = 6;
-constexpr uint32_t PREFETCH_DISTANCE = 4 * COLS;  // in the row of weights, and across its end into the next one
+constexpr uint32_t PREFETCH_DISTANCE = 4 * COLS;  // elements ahead, past the end of a row in the next one
 
 template <uint32_t... I, class F>
 DISTMK_INLINE void unrolled(std::integer_sequence<uint32_t, I...>, F&& f) {
   (f(std::integral_constant<uint32_t, I>{}), ...);
 }
-// f(0) to f(COUNT - 1), as constants.
+// Calls f(0) to f(COUNT - 1) with constants.
 template <uint32_t COUNT, class F>
 DISTMK_INLINE void unrolled(F&& f) {
   unrolled(std::make_integer_sequence<uint32_t, COUNT>{}, std::forward<F>(f));
 }
 
-// One block of W tiles of weight rows times one block of T tiles of x, which are `x_stride` elements apart.
+// Multiplies one block of W tiles of weight rows by one block of T tiles of x, which are `x_stride` elements apart.
 template <uint32_t W, uint32_t T, uint32_t PARTS>
 DISTMK_INLINE void multiply_block(const uint16_t* const (&w)[W], uint64_t stride, const uint16_t* x,
                                   uint64_t x_stride) {
@@ -45,8 +46,8 @@ DISTMK_INLINE void multiply_block(const uint16_t* const (&w)[W], uint64_t stride
 }
 
 struct Operands {
-  const uint16_t* w;  // of row 0
-  uint32_t n;         // rows, 16 or more
+  const uint16_t* w;  // row 0
+  uint32_t n;         // rows, at least 16
   uint64_t stride;    // elements between rows
   TiledRows x;
   float* const* y;
@@ -54,7 +55,7 @@ struct Operands {
   uint32_t num_stored;  // rows of w whose products are stored, if n is 16
 };
 
-// Sums of the 16 weight rows from `row` to y.
+// Stores the sums of the 16 weight rows from `row` on to y.
 template <uint32_t TILE>
 void store_sums(const Operands& in, uint32_t row, uint32_t group) {
   alignas(64) float sums[ROWS * ROWS];
@@ -72,8 +73,8 @@ void store_sums(const Operands& in, uint32_t row, uint32_t group) {
     memcpy(in.y[first + t] + in.column + row, &rows[t], in.num_stored * sizeof(float));
 }
 
-// W tiles of weight rows from row `first`, T groups of x from `group`. The last tile of weights overlaps the one before
-// rather than to leave w.
+// Multiplies W tiles of weight rows from row `first` on by T groups of x from `group` on. The last tile of weights
+// overlaps the one before it, so that it does not reach past w.
 template <uint32_t W, uint32_t T, uint32_t PARTS>
 void kernel(const Operands& in, uint32_t first, uint32_t group) {
   const uint64_t x_stride = in.x.group_elements();
@@ -110,7 +111,7 @@ void multiply_all(const Operands& in) {
   const Registers registers;
   const uint32_t num_groups = in.x.num_groups();
   for (uint32_t row = 0; row < in.n;) {
-    // With one group, memory is the bottleneck, and 16 rows are read faster than 32.
+    // With one group memory is the bottleneck, and 16 rows at a time are read faster than 32.
     const bool two = num_groups > 1 && row + ROWS < in.n;
     for (uint32_t group = 0; group < num_groups; group += 2) {
       if (group + 1 < num_groups)
@@ -148,7 +149,7 @@ void TiledRows::finish() const {
 
 void tiled_matmul(const uint16_t* w, uint32_t n, const TiledRows& x, float* const* y, uint32_t column) {
   Operands in{w, n, x.k, x, y, column, ROWS};
-  if (n < ROWS) {  // a copy with rows of zeros
+  if (n < ROWS) {  // a copy, padded with rows of zeros
     const uint64_t stride = uint64_t{x.num_blocks()} * COLS;
     auto* copy = reinterpret_cast<uint16_t*>(simd::scratch<CopyTag>(ROWS * stride / 2));
     memset(copy, 0, ROWS * stride * sizeof(uint16_t));

@@ -1,3 +1,4 @@
+// Whether AMX tiles may be used: permission by the kernel and by the user (tiles.h).
 #include "host/bodies/tiles.h"
 
 #if DISTMK_TILES
@@ -12,7 +13,7 @@ namespace {
 bool allowed = true;
 
 #if DISTMK_TILES
-// Of the whole process, once. Linux refuses where a signal stack has no room for the registers.
+// Asks once for the whole process. Linux refuses if a signal stack has no room for the registers.
 bool request_permission() {
   constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;  // asm/prctl.h, since Linux 5.16
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
@@ -32,5 +33,5 @@ bool available() {
 
 }  // namespace distmk::tiles
 
-// Whether task bodies may use tiles: to be said before a launch, as results differ in their last bits.
+// Whether task bodies may use tiles. To be called before a launch, because results differ in their last bits.
 extern "C" void distmk_allow_tiles(int allow) { distmk::tiles::allowed = allow != 0; }

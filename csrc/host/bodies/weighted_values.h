@@ -1,10 +1,10 @@
-// O += P V of attention on the host: bf16 V, P and O in float32.
+// O += P V of attention on the host, for few queries: V in bf16, P and O in float32.
 #pragma once
 #include "host/simd.h"
 
 namespace distmk::simd {
 
-// NUM_BLOCKS blocks of add_values(), from column d on: V is widened to float32 once for all NUM_Q queries.
+// NUM_BLOCKS blocks of add_values(), from column d on. V is widened to float32 once for all NUM_Q queries.
 template <uint32_t NUM_Q, uint32_t STRIDE, uint32_t NUM_BLOCKS>
 void add_blocks(float* out, uint64_t out_stride, const float* weights, const uint16_t* const* values, uint32_t d,
                 uint32_t count) {
@@ -41,7 +41,7 @@ void add_values_of(float* out, uint64_t out_stride, uint32_t head_dim, const flo
 }
 
 // out [num_queries, head_dim] += weights [num_queries, STRIDE] x values: the bf16 rows of `count` <= STRIDE positions.
-// Three queries share a pass over them. Of each whole block of out the even elements come first.
+// Three queries share a pass over the values. In each whole block of out, the even elements come first.
 template <uint32_t STRIDE>
 void add_values(float* out, uint64_t out_stride, uint32_t head_dim, const float* weights, uint32_t num_queries,
                 const uint16_t* const* values, uint32_t count) {

@@ -6,7 +6,7 @@ namespace distmk {
 
 struct Bf16Rows {
   static uint64_t row_bytes(uint32_t k) { return uint64_t{k} * sizeof(uint16_t); }
-  static constexpr RowFormat::Decode* decode = nullptr;  // they are read where they lie
+  static constexpr RowFormat::Decode* decode = nullptr;  // nothing to decode
 };
 
 }  // namespace distmk

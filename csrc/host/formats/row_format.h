@@ -1,5 +1,5 @@
-// How the host reads the rows of a matrix, by their format. The header of each format has a struct <Name>Rows of the
-// two members below; all.h lists them.
+// How the host reads the rows of a matrix in a weight format. Each format's header has a struct <Name>Rows with the two
+// members below; all.h lists the formats.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 namespace distmk {
 
 struct RowFormat {
-  // Writes columns [begin, end) of a row of k elements as bf16, those that `values` in Python rounds to.
+  // Writes columns [begin, end) of a row of k elements as bf16: the numbers to which Python's `values` are rounded.
   using Decode = void(const uint8_t* row, uint32_t k, uint32_t begin, uint32_t end, uint16_t* out);
 
   uint64_t row_bytes;
