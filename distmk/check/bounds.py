@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """What tasks take bytes for (`Access.content`), by location."""
+    """How tasks interpret the bytes of each location (`Access.content`)."""
 
     typed: dict[int, dict[Content, list[Span]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     untyped_writes: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
@@ -65,9 +65,7 @@ class Accesses:
     skippable: list[int]  # tasks that may have nothing to do in an iteration
     may_idle: frozenset[int]  # skippable tasks that then signal before their waits are met
     contents: Contents
-    batches: dict[
-        int | None, int
-    ]  # operands of batch metadata (None: the task type has none), each with one task that has it
+    batches: dict[int | None, int]  # by operand of batch metadata (None: the type has none): a task that has it
 
     def describe(self, span: Span) -> str:
         name, rank = self.allocations.describe(span.location)

@@ -49,9 +49,10 @@ def _to_compare(spans: tuple[Span, ...]) -> tuple[Span, ...]:
 
 @dataclass
 class DividedWrite:
-    """Writes of the rows of `owners` in the same bytes in one iteration. before: who read or wrote (rank) them last before that.
+    """Writes of different owners' rows in the same bytes in one iteration.
 
-    versions: of the location's readers and writers behind the last of these writes.
+    before: the nodes that last accessed the bytes before these writes, each with READ or the rank that they wrote to.
+    versions: of the location's readers and writers after the latest of these writes.
     """
 
     iteration: int

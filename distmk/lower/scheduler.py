@@ -1,4 +1,6 @@
-"""The scheduler step at the start of an iteration: the tokens of the last one in, the batch of this one out."""
+"""The scheduler step at the start of an iteration: it takes the tokens of the last iteration and makes the batch of
+this one.
+"""
 
 from __future__ import annotations
 

@@ -39,15 +39,16 @@ class CombineArgs(ctypes.Structure):
 @task_type(7, "combine")
 @dataclass(frozen=True, eq=False)
 class Combine(Task):
-    """Attention's output from its partials: the splits of some slices of the query heads, weighed by log-sum-exp, in split order.
+    """Attention's output from its partials: the splits of some slices of the query heads, weighted by log-sum-exp, in
+    split order.
 
-    slices: their range, numbered over all heads of the rank. partials: f32, those of the slices. out: bf16 [rows, columns of
-    the slices]; it is only ever an operand of a matrix product, which would round it anyway. reset: see `Linear`.
+    slices: the range of slices, numbered over all heads of the rank. partials: f32, of these slices. out: bf16 [rows,
+    columns of the slices]; only matrix products read it, and they would round it anyway. reset: see `Linear`.
 
-    polls: `partials` is a Lamport buffer, which is polled before the task's waits are met (see `Linear`) and then reset.
+    polls: `partials` is a Lamport buffer. The task polls it before its waits are met (see `Linear`) and then resets it.
 
-    skips_fused: the combine of a single row is fused into the o projection (`Attention.fused_partials`), and this task has
-    nothing to do then.
+    skips_fused: the o projection may combine a single row itself (`Attention.fused_partials`); this task then has
+    nothing to do.
     """
 
     shape: AttentionShape = None  # type: ignore[assignment]
