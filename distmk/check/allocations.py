@@ -23,7 +23,7 @@ class Allocations:
     def __init__(self, tables: ProgramTables, findings: Findings) -> None:
         self.every, self.num_ranks = tables.program.placement.pieces, tables.num_ranks
         sound = [index for index, each in enumerate(self.every) if _is_sound(each, tables.num_ranks, findings)]
-        # By space and rank: sorted offsets, and the allocation at each offset.
+        # For each space and rank: sorted offsets, and the allocation at each offset.
         self._memories: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for rank, part in enumerate(tables.ranks):
             for space in (Space.HEAP, Space.LOCAL):

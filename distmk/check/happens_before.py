@@ -50,7 +50,7 @@ class HappensBefore:
         several = np.array([len(ranks) > 1 for ranks in targets], np.bool_)
         self.clocks = VectorClocks(placements, tables.num_workers, tables.num_ranks, several)
         self.rank_of: list[int] = tables.tasks.rank.tolist()
-        # By task: the other ranks that it pushes to, if it writes to several ranks. An event there proves only its push
+        # For each task: the other ranks that it pushes to, if it writes to several ranks. An event there proves only its push
         # to that rank.
         self.pushed = [
             ranks - {rank} if len(ranks) > 1 else NONE for ranks, rank in zip(targets, self.rank_of, strict=True)
