@@ -1,4 +1,6 @@
-"""Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama with biases of queries, keys and values, whatever the config says of biases."""
+"""Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama with biases for queries, keys and values, whatever the config says about
+biases.
+"""
 
 from __future__ import annotations
 
