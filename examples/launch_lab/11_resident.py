@@ -139,7 +139,7 @@ def launches(queue: Submissions) -> Iterator[Submit]:
 
 @contextmanager
 def replays(queue: Submissions) -> Iterator[Submit]:
-    """A graph's arguments are fixed, so it first copies the word to the GPU, where every block reads it."""
+    """Graph replays. A graph's arguments are fixed, so it first copies the word to the GPU, where every block reads it."""
     gpu, word = queue.gpu, queue.word
     kernel = gpu.kernel("resident.cu", "submission")
     launch = gpu.launch(kernel, gpu.num_sms, ctypes.c_uint64(0), queue.sent, queue.work)

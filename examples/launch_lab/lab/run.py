@@ -1,4 +1,4 @@
-"""Runs all rungs on one GPU, or those that can on the host."""
+"""Runs all rungs on one GPU, or on the host those that can run there."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _prepares() -> dict[str, Prepare]:
 
 
 def _guarded(report: LabReport, rung: str, measure: Callable[[], None]) -> None:
-    """Measure a rung unless it has failed or was left out before; record it if that happens now, and carry on."""
+    """Measure a rung unless it has already failed or been left out. If either happens now, record it and carry on."""
     if rung in report.left_out or rung in report.failed:
         return
     try:
@@ -118,7 +118,7 @@ def _compile(gpu: Gpu) -> None:
 
 
 def task_graph(index: int, num: int) -> ChainTime:
-    """Measure rung 12 on GPU `index` in a process of its own, because a process can initialise NVSHMEM only once."""
+    """Measure rung 12 on GPU `index` in a new process, because a process can initialise NVSHMEM only once."""
     if missing := why_no_cuda():
         raise UsageError(missing)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
