@@ -1,6 +1,6 @@
 """A linear layer with tensor parallelism: every rank multiplies its columns of W and pushes its part of W x to all.
 
-    python examples/linear.py --ranks 2   (or: torchrun --nproc-per-node 2 examples/linear.py)
+python examples/linear.py --ranks 2   (or: torchrun --nproc-per-node 2 examples/linear.py)
 """
 
 from __future__ import annotations
