@@ -30,9 +30,7 @@ def show(text: str, end: str = "\n") -> None:
 
 
 def write_generated(text: str) -> None:
-    """Write a model's text to stdout: unchanged, but on a terminal with control characters escaped. Errors: see
-    `write_raw`.
-    """
+    """Write a model's text to stdout: unchanged, but on a terminal with control characters escaped. Errors: see `write_raw`."""
     write_raw(escaped(text) if require_stdout().isatty() else text)
 
 

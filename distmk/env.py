@@ -59,9 +59,7 @@ def _folder(name: str) -> Path | None:
 
 
 def cache_dir() -> Path:
-    """DISTMK_CACHE: the folder for compiled runtimes and programs. UsageError: it is not set, and there is no home
-    folder.
-    """
+    """DISTMK_CACHE: the folder for compiled runtimes and programs. UsageError: it is not set, and there is no home folder."""
     if given := _folder("DISTMK_CACHE"):
         return given
     try:

@@ -1,6 +1,4 @@
-"""Pauses of Python's garbage collector: while code makes millions of objects and no garbage, and while an engine is
-busy.
-"""
+"""Pauses of Python's garbage collector: while code makes millions of objects and no garbage, and while an engine is busy."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ def no_collection() -> Iterator[None]:
 
 
 class FrozenHeap:
-    """Spares a busy engine the collector's full passes, which stop all threads of Python: for 0.2 s with 400,000
-    objects.
+    """Spares a busy engine the collector's full passes, which stop all threads of Python: for 0.2 s with 400,000 objects.
 
     When an engine has been busy for a moment, it freezes all present objects, and the collector skips them. When it has
     been idle for a while, it unfreezes them. Freezing resets the collector's counts, so objects that are frozen again

@@ -77,8 +77,7 @@ _section = _Section()
 
 
 def deferred() -> AbstractContextManager[None]:
-    """A section that signals do not interrupt. If a signal arrives, its Python handler is called at the end of the
-    section.
+    """A section that signals do not interrupt. If a signal arrives, its Python handler is called at the end of the section.
 
     In threads other than the main one, which run no handlers, it does nothing. Sections nest.
     """

@@ -22,9 +22,7 @@ def whole(name: str, value: Any, least: int, most: int, expected: str) -> int:
 
 
 def real(name: str, value: Any, least: float, most: float, expected: str, above: bool = False) -> float:
-    """A number from `least` (`above`: greater than `least`) to `most`. UsageError: `value` is not a number, or out of
-    range.
-    """
+    """A number from `least` (`above`: greater than `least`) to `most`. UsageError: `value` is not a number, or out of range."""
     number = as_python(value)
     if not _is_number(number, numbers.Real) or not (least < number if above else least <= number) or not number <= most:
         raise _wrong(name, value, expected)  # also for nan

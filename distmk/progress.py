@@ -22,9 +22,7 @@ _is_other_rank = False
 
 
 class Progress:
-    """The progress of a block of work. The block counts and another thread shows it, so that counting costs next to
-    nothing.
-    """
+    """The progress of a block of work. The block counts and another thread shows it, so that counting costs next to nothing."""
 
     def __init__(self, doing: str) -> None:
         self.doing = doing

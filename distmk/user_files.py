@@ -34,8 +34,9 @@ def kind_of(mode: int) -> str | None:
 
 
 def exists(path: Path, error: type[UsageError] = ModelError) -> bool:
-    """Whether there is a file at `path`. `error`: this cannot be determined, for example in a folder that this user may
-    not enter.
+    """Whether there is a file at `path`.
+
+    `error`: this cannot be determined, for example in a folder that this user may not enter.
     """
     return _mode(path, error) is not None
 
@@ -100,8 +101,7 @@ def read_whole(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of the regular file at `path` when the block ends; that file need not
-    exist.
+    """A file to write, which takes the place of the regular file at `path` when the block ends; that file need not exist.
 
     Until then, and if the block fails, the old file stays. A device or a pipe is written directly. OSError: it cannot
     be written.
@@ -143,8 +143,9 @@ def check_replaceable(path: Path) -> None:
 
 
 def _mode_to_write(path: Path) -> int | None:
-    """Type and permissions of the file that `path` leads to; None if there is none. OSError: it is a folder, or out of
-    reach.
+    """Type and permissions of the file that `path` leads to; None if there is none.
+
+    OSError: it is a folder, or out of reach.
     """
     try:
         mode = os.stat(path).st_mode

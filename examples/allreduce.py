@@ -19,8 +19,9 @@ MIN_PART = 1024  # elements that are worth a task
 
 
 def build(target: distmk.Target, num_elements: int) -> tuple[distmk.Graph, Buffer]:
-    """`vector` [num_elements] float32 on every rank becomes the sum over ranks. Waits follow from what tasks read and
-    write.
+    """`vector` [num_elements] float32 on every rank becomes the sum over ranks.
+
+    Waits follow from what tasks read and write.
 
     Each worker of a rank handles one part of the elements.
     """

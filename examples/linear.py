@@ -18,8 +18,9 @@ from distmk.tasks import Linear, Sum
 
 
 def build(target: distmk.Target, weight: U16) -> tuple[distmk.Graph, Buffer, Buffer]:
-    """y = W x, where `weight` has the bits of W, bf16 [n, k]. Rank r has x and the columns of W beginning at r * k /
-    ranks; every rank gets all of y.
+    """y = W x, where `weight` has the bits of W, bf16 [n, k].
+
+    Rank r has x and the columns of W beginning at r * k / ranks; every rank gets all of y.
     """
     graph, ranks, (n, k) = target.graph(), range(target.num_ranks), weight.shape
     x, y = graph.buffer("x", k // target.num_ranks, dtype="bf16"), graph.buffer("y", n)

@@ -44,9 +44,7 @@ CONFIG = ModelConfig(
 
 
 def make_weights(model: CausalLM) -> dict[str, F32]:
-    """Weights with which the likeliest token is the last one again: products are nearly zero, and the head is the
-    embedding.
-    """
+    """Weights with which the likeliest token is the last one again: products are nearly zero, and the head is the embedding."""
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal(shape, np.float32) / shape[-1] for name, shape in model.weights().items()}
     weights |= {name: np.ones(shape, np.float32) for name, shape in model.weights().items() if "norm" in name}

@@ -1,7 +1,5 @@
 #!/usr/bin/env python3
-"""Write csrc/abi.h from distmk/abi and the registered task types, and the list of weight formats. `--check` only
-compares.
-"""
+"""Write csrc/abi.h from distmk/abi and the registered task types, and the list of weight formats. `--check` only compares."""
 
 from __future__ import annotations
 

@@ -90,8 +90,9 @@ class Backend(Protocol):
         ...
 
     def tensor(self, placed: Placed, dtype: str) -> torch.Tensor:
-        """An allocation of this rank as a torch tensor [rows, cols] of a buffer's dtype. The tensor shares the
-        allocation's memory.
+        """An allocation of this rank as a torch tensor [rows, cols] of a buffer's dtype.
+
+        The tensor shares the allocation's memory.
 
         Valid until `close`; afterwards it keeps its last contents. UsageError: torch is not installed.
         """

@@ -39,9 +39,7 @@ class _Untrusted(Exception):
 
 
 def fault_of(path: Path) -> str | None:
-    """Why the file at `path` must not be loaded, as words to follow its name (`MISSING`: there is no file); None: it
-    may be.
-    """
+    """Why the file at `path` must not be loaded, as words to follow its name (`MISSING`: there is no file); None: it may be."""
     try:
         found = _digest(path)
         told = read_text(_digest_of(path))
@@ -73,8 +71,9 @@ def folder_fault(folder: Path) -> str | None:
 
 
 def own_folder(folder: Path) -> Path:
-    """Returns `folder`, and makes it with mode 0700 if it does not exist. CacheError: it cannot be written. BuildError:
-    `folder_fault`.
+    """Returns `folder`, and makes it with mode 0700 if it does not exist.
+
+    CacheError: it cannot be written. BuildError: `folder_fault`.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

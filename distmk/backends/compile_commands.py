@@ -85,9 +85,7 @@ def host_commands(generated: Path) -> Iterator[list[str]]:
 
 
 def device_commands(generated: Path) -> Iterator[list[str]]:
-    """Commands for the kernel's one source, for each of its headers, which can be read alone, and for the tools for
-    GPUs.
-    """
+    """Commands for the kernel's one source, for each of its headers, which can be read alone, and for the tools for GPUs."""
     toolchain = find_toolchain()
     home = cuda_home(toolchain.nvcc)
     headers = sorted((csrc_dir() / "device").rglob("*.cuh"))

@@ -95,8 +95,9 @@ def backend_choices(backend: str) -> BackendChoices:
 
 
 def choose_model_len(wanted: int | None, config: ModelConfig) -> int:
-    """The longest sequence in tokens: `wanted`, or else the model's context. Memory may allow only a part
-    (`with_kv_pages`).
+    """The longest sequence in tokens: `wanted`, or else the model's context.
+
+    Memory may allow only a part (`with_kv_pages`).
 
     If a longer context would change the frequencies of short texts, the default is the length of pretraining.
     UsageError: `wanted` exceeds the model's context.
@@ -118,8 +119,9 @@ def check_heads(head_dim: int, backend: str) -> None:
 
 
 def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, schedulers_apart: bool = False) -> int:
-    """Workers of a rank: `wanted`, or one for each SM, or one for each of the rank's cores. Warns if workers must share
-    cores.
+    """Workers of a rank: `wanted`, or one for each SM, or one for each of the rank's cores.
+
+    Warns if workers must share cores.
 
     `schedulers_apart`: on a GPU, one SM is reserved for schedulers. UsageError: `wanted` is not a valid number of
     workers.

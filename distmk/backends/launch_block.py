@@ -56,8 +56,7 @@ class RunnerRecords(NamedTuple):
 
 @dataclass(frozen=True)
 class StuckWait:
-    """A wait that had not been met when its launch was given up; `iteration` and `order` are its place in program
-    order.
+    """A wait that had not been met when its launch was given up; `iteration` and `order` are its place in program order.
 
     `expired`: its own deadline passed; otherwise its worker was told to leave.
     """
@@ -205,8 +204,9 @@ class LaunchBlock:
         self.publish_commands()
 
     def write_command(self, kind: CommandKind, entry: int = 0, number: int = 0) -> None:
-        """Write a command, for which there must be room. The batcher sees all written commands once `publish_commands`
-        is called.
+        """Write a command, for which there must be room.
+
+        The batcher sees all written commands once `publish_commands` is called.
         """
         self.commands[self.num_commands % len(self.commands)] = Command(kind=kind, entry=entry, id=number)
         self.num_commands += 1

@@ -30,9 +30,7 @@ FORBIDDEN = {
 
 @dataclass(frozen=True)
 class OwnSources:
-    """The header and the files of the bodies. `key`: their contents without absolute paths, as ingredients of a cache
-    key.
-    """
+    """The header and the files of the bodies. `key`: their contents without absolute paths, as ingredients of a cache key."""
 
     header: str
     bodies: tuple[Path, ...]
@@ -64,8 +62,9 @@ def own_sources(names: Sequence[str], platform: Platform) -> OwnSources | None:
 
 
 def type_digests(names: Sequence[str]) -> dict[str, str]:
-    """For each registered type, 12 hex digits of its arguments, traits and bodies. Ranks with the same type get the
-    same digits.
+    """For each registered type, 12 hex digits of its arguments, traits and bodies.
+
+    Ranks with the same type get the same digits.
     """
     found = {}
     for cls in find_types(names):

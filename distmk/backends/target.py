@@ -32,8 +32,7 @@ class Target:
         return Graph(self.num_ranks, self.num_workers)
 
     def matrix(self, graph: Graph, name: str, rank: int, matrix: torch.Tensor | U16) -> list[Slab]:
-        """Add a matrix of one rank, bf16 [n, k], for `Linear` tasks. It is packed in tiles if the backend streams
-        tiles.
+        """Add a matrix of one rank, bf16 [n, k], for `Linear` tasks. It is packed in tiles if the backend streams tiles.
 
         `matrix`: a torch tensor, or its bits in an array. Returns slabs of consecutive rows that cover the matrix: one
         for each worker, or fewer if it is small. UsageError: it is not bf16 [n, k].

@@ -88,8 +88,9 @@ def _upload_matrix(
 
 
 def _pieces(weight: Weight, max_bytes: int) -> Iterator[list[int]]:
-    """Divide a matrix' rows into pieces of at most `max_bytes` but at least one slab (or row). Yields the rows of each
-    slab of a piece.
+    """Divide a matrix' rows into pieces of at most `max_bytes` but at least one slab (or row).
+
+    Yields the rows of each slab of a piece.
     """
     max_rows = max(1, max_bytes // weight.bytes_of(1))
     if not weight.tiling:

@@ -141,8 +141,7 @@ class Bootstrap(abc.ABC):
         """
 
     def lost_ranks(self) -> list[int]:
-        """Ranks whose connections say that they are gone: closed, silent for DISTMK_LINK_TIMEOUT_S, or reported by rank
-        0.
+        """Ranks whose connections say that they are gone: closed, silent for DISTMK_LINK_TIMEOUT_S, or reported by rank 0.
 
         Neither waits nor raises; meant to be called during a launch.
         """
@@ -155,6 +154,7 @@ class Bootstrap(abc.ABC):
 
     def silence(self) -> str | None:
         """A line that names a rank that is gone, is stopped, or has not answered for SILENCE_S; None if there is none.
+
         Does not wait.
 
         To be called on rank 0, about once a second or more often, while the other ranks wait for a command or take part
@@ -170,8 +170,9 @@ class Bootstrap(abc.ABC):
         return 0
 
     def meet(self, place: str, timeout_s: float) -> bool:
-        """Wait until all ranks have called this with the same `place`. Two meetings at the same time must have
-        different places.
+        """Wait until all ranks have called this with the same `place`.
+
+        Two meetings at the same time must have different places.
 
         Unlike a collective call it may come at any time, and in any order. False: a rank is lost, or does not come
         within `timeout_s`.
@@ -222,8 +223,9 @@ def read_timeout_s(env: Mapping[str, str]) -> float:
 
 
 def read_link_timeout_s(env: Mapping[str, str]) -> float:
-    """DISTMK_LINK_TIMEOUT_S: seconds after which a host that does not answer counts as lost. UsageError if it is not
-    positive.
+    """DISTMK_LINK_TIMEOUT_S: seconds after which a host that does not answer counts as lost.
+
+    UsageError if it is not positive.
     """
     return _read_seconds(env, LINK_TIMEOUT_ENV, DEFAULT_LINK_TIMEOUT_S)
 

@@ -107,8 +107,7 @@ def _connect(
 
 
 def read_launch(num_ranks: int | None, env: Mapping[str, str]) -> Launch:
-    """Read this process's rank and launcher. The first launcher found has precedence. Raises UsageError as `detect`
-    does.
+    """Read this process's rank and launcher. The first launcher found has precedence. Raises UsageError as `detect` does.
 
     A launcher of one process counts as no launcher: it is often a container's default, and the ranks are then started
     from here. If one rank is asked for, it is alone whatever started the process, for example in a program whose

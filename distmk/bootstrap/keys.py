@@ -27,8 +27,9 @@ MAKE_KEY = 'python3 -c "import secrets; print(secrets.token_hex(32))"'
 
 
 def read_authkey(env: Mapping[str, str]) -> bytes | None:
-    """The key that the user gave to all ranks; None if there is none. UsageError: it is not a valid key, or others can
-    read it.
+    """The key that the user gave to all ranks; None if there is none.
+
+    UsageError: it is not a valid key, or others can read it.
     """
     if env.get(AUTHKEY_ENV):
         name, text = AUTHKEY_ENV, env[AUTHKEY_ENV]

@@ -67,9 +67,7 @@ class Link:
             self.flush()
 
     def post(self, tag: bytes, payload: bytes) -> None:
-        """Send as much of one frame as possible without waiting; the rest follows with `flush`. OSError: the peer is
-        gone.
-        """
+        """Send as much of one frame as possible without waiting; the rest follows with `flush`. OSError: the peer is gone."""
         if len(payload) > MOST_BYTES:
             raise DistmkError(
                 f"a message of {len(payload) >> 20} MiB is too large to send, the limit is {MOST_BYTES >> 20} MiB; "

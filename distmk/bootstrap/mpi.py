@@ -58,8 +58,9 @@ def mpi_world_size() -> int:
 def connect_mpi(
     kind: LaunchKind, told_size: int | None, local_rank: int | None, local_size: int | None, timeout_s: float
 ) -> Star:
-    """Join the ranks of this MPI job; collective. `told_size`: the number of ranks according to the launcher's
-    variables, if any.
+    """Join the ranks of this MPI job; collective.
+
+    `told_size`: the number of ranks according to the launcher's variables, if any.
 
     Raises UsageError if MPI is missing or sees another number of ranks, RankLostError if a rank does not join.
     """

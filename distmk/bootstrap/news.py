@@ -1,5 +1,4 @@
-"""Notices between ranks outside of collective calls: a loss, a launch that is given up, a meeting place that is
-reached.
+"""Notices between ranks outside of collective calls: a loss, a launch that is given up, a meeting place that is reached.
 
 These frames are taken out of the stream whenever a connection is read, so they never disturb a collective call.
 """

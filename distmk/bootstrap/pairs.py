@@ -22,8 +22,9 @@ _BACKLOG = 1024  # strangers may fill the queue
 
 
 def connect_pairs(bootstrap: Bootstrap, ranks: Iterable[int]) -> dict[int, socket.socket]:
-    """A TCP connection to each of `ranks`, which are the ranks that share no memory with this one. Collective, also if
-    there are none.
+    """A TCP connection to each of `ranks`, which are the ranks that share no memory with this one.
+
+    Collective, also if there are none.
 
     The lower rank of a pair listens, only on its address of the star and only until its pairs are connected. The
     sockets have the options of the star's links. But TCP is slow to notice that a host is gone while data is on its way

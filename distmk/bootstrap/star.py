@@ -25,8 +25,9 @@ LEAVING = "closing"  # the meeting place of ranks that close in order
 
 
 class Star(Bootstrap):
-    """The common part of rank 0 and the other ranks. Takes over `links`, by rank, and the `authkey` with which they
-    were made.
+    """The common part of rank 0 and the other ranks.
+
+    Takes over `links`, by rank, and the `authkey` with which they were made.
     """
 
     def __init__(

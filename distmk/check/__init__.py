@@ -147,8 +147,9 @@ def _check(program: Program, shared: frozenset[Placed], on_step: Callable[[], No
 
 
 def _check_size(tables: ProgramTables, findings: Findings) -> None:
-    """The vector clocks take `num_tasks * num_chains` elements. Each worker is a chain, and each task outside the
-    workers' queues makes two.
+    """The vector clocks take `num_tasks * num_chains` elements.
+
+    Each worker is a chain, and each task outside the workers' queues makes two.
     """
     num_unqueued = int((tables.tasks.worker < 0).sum())
     num_chains = tables.num_ranks * tables.num_workers + 2 * num_unqueued

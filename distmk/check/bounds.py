@@ -221,8 +221,9 @@ def _is_whole_rows(access: Access, piece: Placed, offset: int) -> bool:
 
 
 def overlap_of(spans: list[Span]) -> Span | None:
-    """A written span that overlaps another span of the same task; None if there is none. Reading exactly the written
-    bytes is allowed.
+    """A written span that overlaps another span of the same task; None if there is none.
+
+    Reading exactly the written bytes is allowed.
     """
     writes = [span[1:4] for span in spans if span.write]
     if len(set(writes)) < len(writes):  # two writes of the same bytes

@@ -76,8 +76,9 @@ class _Races:
         self._writers_of: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
 
     def run(self) -> int:
-        """Compare the second iteration with itself and with the first. Comparing the first with itself would find the
-        same races.
+        """Compare the second iteration with itself and with the first.
+
+        Comparing the first with itself would find the same races.
         """
         num_tasks = self.before.tables.num_tasks
         for task in self.before.order:

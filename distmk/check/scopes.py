@@ -1,5 +1,6 @@
-"""Signals that cross ranks have system scope, and so do the waits for them. A signal at GPU scope may stay invisible to
-other GPUs.
+"""Signals that cross ranks have system scope, and so do the waits for them.
+
+A signal at GPU scope may stay invisible to other GPUs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Programs of several row buckets: each is proved by itself; here it is proved that none finds another one still
-running.
+"""Programs of several row buckets: each is proved by itself; here it is proved that none finds another one still running.
 
 The programs share memory, and iterations of one may follow iterations of another. The scheduler step ends a program's
 turn: it makes the batch of the next iteration, which may be another program's. So every task that accesses memory of

@@ -71,8 +71,9 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _checked_inputs(args: EngineArgs, system: str | None) -> InputProcessor:
-    """The input processor that reads prompts; weights are not read. UsageError: the model has no chat template, or one
-    without system messages.
+    """The input processor that reads prompts; weights are not read.
+
+    UsageError: the model has no chat template, or one without system messages.
     """
     inputs = open_input_processor(args)
     first = [{"role": "system", "content": system}] if system else []

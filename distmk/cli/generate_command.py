@@ -195,9 +195,7 @@ def _write_json(llm: LLM, requests: list[Request]) -> None:
 
 
 def _explain_blanks(requests: list[Request], chat: bool) -> None:
-    """If a completion has no text though the model finished, say why. `chat`: the prompts went through the chat
-    template.
-    """
+    """If a completion has no text though the model finished, say why. `chat`: the prompts went through the chat template."""
     hint = (
         "" if chat else "an Instruct model answers with --chat, a base model goes on with the beginning of a sentence "
     )

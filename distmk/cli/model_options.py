@@ -130,9 +130,7 @@ def _value(text: str) -> object:
 
 
 def add_absent_options(parser: argparse.ArgumentParser) -> None:
-    """Add vLLM's options that the command does not have; it must already have all of its own. The help does not list
-    them.
-    """
+    """Add vLLM's options that the command does not have; it must already have all of its own. The help does not list them."""
     for name, absent in ENGINE.items():
         option = name.replace("_", "-")
         names: Sequence[str] = (f"--{option}", f"--no-{option}") if absent.is_flag else (f"--{option}",)

@@ -11,8 +11,9 @@ from distmk.serving.commands import serve
 
 
 def main() -> int:
-    """Serve until rank 0 closes, and return the exit status. Rank 0 prints errors that all ranks share, and which rank
-    is lost.
+    """Serve until rank 0 closes, and return the exit status.
+
+    Rank 0 prints errors that all ranks share, and which rank is lost.
     """
     occupy_closed_descriptors()
     setup_follower()

@@ -1,6 +1,4 @@
-"""What each backend needs, what of it this machine has or lacks, and what to do about it. Changes nothing except the
-cache.
-"""
+"""What each backend needs, what of it this machine has or lacks, and what to do about it. Changes nothing except the cache."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ ITSELF, NVLINK, PCIE, NONE = ".", "NV", "P", "-"
 
 
 def read_gpus() -> list[Gpu]:
-    """The GPUs that are visible to this process, according to the driver; nothing is allocated. UsageError: there are
-    none.
-    """
+    """The GPUs that are visible to this process, according to the driver; nothing is allocated. UsageError: there are none."""
     try:
         from cuda.bindings import driver
     except ImportError as error:

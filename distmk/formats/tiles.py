@@ -98,8 +98,9 @@ def pack_rows(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
 
 
 def transposed_pairs(rows: Any) -> Any:
-    """bf16 rows [n, a multiple of LANE_COLS], contiguous. In every LANE_COLS columns, pair i of chunk j becomes pair j
-    of chunk i.
+    """bf16 rows [n, a multiple of LANE_COLS], contiguous.
+
+    In every LANE_COLS columns, pair i of chunk j becomes pair j of chunk i.
     """
     if isinstance(rows, np.ndarray):
         pairs: Any = rows.reshape(-1).view(np.uint32).reshape(-1, 4, 4)

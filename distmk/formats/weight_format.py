@@ -11,8 +11,9 @@ from distmk.model.bf16 import F32
 
 
 class WeightFormat(ABC):
-    """How a matrix [rows, cols] is stored. No other module knows how many bytes an element takes, or the order of bytes
-    in a tile.
+    """How a matrix [rows, cols] is stored.
+
+    No other module knows how many bytes an element takes, or the order of bytes in a tile.
 
     A matrix is stored in slabs, one for each task: ranges of consecutive rows. Without tiles, rows follow one another.
     With tiles (`formats.tiles`) a slab is the stream of bytes that a GPU's loader copies, one stage at a time. A format

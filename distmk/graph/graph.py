@@ -1,5 +1,6 @@
-"""A task graph: buffers, weights and tasks of all ranks. The tasks are in the order in which a single thread would run
-them.
+"""A task graph: buffers, weights and tasks of all ranks.
+
+The tasks are in the order in which a single thread would run them.
 
 Program order defines the meaning of the graph: if two tasks access the same bytes and at least one of them writes, the
 first one runs before the second. No dependency is declared by hand; `sync.events` derives waits and triggers from the
@@ -31,8 +32,9 @@ _MOST_ELEMENTS = 1 << 44  # limit for elements of a single row, such as a KV cac
 
 @dataclass
 class Memory:
-    """The buffers and weights of all programs of a launch, by name. Graphs with one `Memory` share buffers and weights
-    of the same name.
+    """The buffers and weights of all programs of a launch, by name.
+
+    Graphs with one `Memory` share buffers and weights of the same name.
     """
 
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -132,8 +134,9 @@ class Graph:
         scale: float = 1.0,
         format: type[WeightFormat] = Bf16,
     ) -> Weight:
-        """Add read-only memory of one rank, packed from checkpoint tensors; see `Weight`. `rows` 0: as many as in
-        `segments`.
+        """Add read-only memory of one rank, packed from checkpoint tensors; see `Weight`.
+
+        `rows` 0: as many as in `segments`.
 
         UsageError: the rank has a different weight of that name.
         """
@@ -160,8 +163,7 @@ class Graph:
         return known
 
     def constant(self, name: str, rank: int, array: npt.NDArray[Any], tiling: Tiling | None = None) -> Slab:
-        """Add read-only memory of one rank, given as an array: a float32 vector, or a bf16 matrix [rows, cols] as
-        uint16.
+        """Add read-only memory of one rank, given as an array: a float32 vector, or a bf16 matrix [rows, cols] as uint16.
 
         tiling: how to pack a matrix when it is uploaded; see `Weight`. On GPUs, `Linear` needs tiles; `Target.matrix`
         adds them.

@@ -14,8 +14,9 @@ MIN_TASK_BYTES = 16384  # of weights; a smaller task costs more in events than t
 
 @dataclass(frozen=True)
 class Partition:
-    """[0, total) in `num_tasks` ranges, one for each task. The first `num_reduced` have `reduced` items each; the
-    others share the rest equally.
+    """[0, total) in `num_tasks` ranges, one for each task.
+
+    The first `num_reduced` have `reduced` items each; the others share the rest equally.
 
     Shares are equal in units of `step` items. C++ has the same formula (csrc/runtime/slabs.h), so that a task that
     works on a whole matrix knows its slabs. Worker `first_worker + i` runs the task of range i.
@@ -55,8 +56,9 @@ def partition_items(total: int, item_bytes: int, num_workers: int, first_worker:
 def partition_rows(
     num_rows: int, num_cols: int, num_workers: int, num_reduced: int = 0, first_worker: int = 0
 ) -> Partition:
-    """The rows of a bf16 matrix for at most `num_workers` tasks. Each task has an even number of rows, except perhaps
-    the last.
+    """The rows of a bf16 matrix for at most `num_workers` tasks.
+
+    Each task has an even number of rows, except perhaps the last.
 
     An odd number of rows of an odd number of bf16 columns would end in the middle of a 32-bit word. The first
     `num_reduced` tasks get `reduced_rows` each, and the others share the rest.

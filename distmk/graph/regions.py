@@ -25,8 +25,7 @@ ITEM_BYTES = {"f32": 4, "bf16": 2, "i32": 4, "u8": 1}
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory of the same shape on every rank: on the symmetric heap, which peers may write, or in each rank's own
-    arena.
+    """Memory of the same shape on every rank: on the symmetric heap, which peers may write, or in each rank's own arena.
 
     lamport: a Lamport buffer, which is on the heap and zero when a launch begins. A writer publishes elements that are
     not zero (a zero as negative zero). Readers poll until an element is not zero. Some task resets it to zero before it
@@ -164,9 +163,7 @@ class Weight:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """The weight's memory as rows and bytes per row. If slabs have more bytes than their rows, it counts as one
-        row.
-        """
+        """The weight's memory as rows and bytes per row. If slabs have more bytes than their rows, it counts as one row."""
         row_bytes = self.bytes_of(1)
         return (self.rows, row_bytes) if self.num_bytes == self.rows * row_bytes else (1, self.num_bytes)
 

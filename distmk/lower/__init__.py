@@ -1,5 +1,6 @@
-"""Lowering: model -> task graphs, one for each row bucket. It makes a work plan, the buffers, and the tasks of each
-operator.
+"""Lowering: model -> task graphs, one for each row bucket.
+
+It makes a work plan, the buffers, and the tasks of each operator.
 
 The modules, in the order of a walk: `options`, `worker_roles`, `rotating` and `plan` decide. `products` declares the
 matrices, which all buckets share, and `buffers` the buffers that every program has. A bucket of up to MAX_ROWS rows has

@@ -62,9 +62,7 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAtt
 
 
 def _emit_combine(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAttention, rank: int) -> None:
-    """Tasks that combine the splits of each slice into attention's output, unless the o projection combines a single
-    row.
-    """
+    """Tasks that combine the splits of each slice into attention's output, unless the o projection combines a single row."""
     shape, partials = plan.shape_of(op, rank), buffers.partials[op.layer].of_splits
     for worker, (begin, end) in plan.combine[rank].by_worker():
         cols = shape.slice_begin(begin), shape.slice_begin(end)

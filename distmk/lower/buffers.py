@@ -17,8 +17,9 @@ from distmk.tasks.scheduling import batcher_bytes, candidates_bytes
 
 @dataclass(frozen=True)
 class ProgramBuffers:
-    """The buffers of a program, whether its tasks are slabs or jobs. Buffers of the same name are shared by the
-    programs of a launch.
+    """The buffers of a program, whether its tasks are slabs or jobs.
+
+    Buffers of the same name are shared by the programs of a launch.
 
     batches: u8, the batch of each program, put to every rank by rank 0's scheduler: sizeof(Batch), or sizeof(JobBatch)
       if tasks are jobs.

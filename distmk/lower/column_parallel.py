@@ -20,8 +20,9 @@ def emit_columns(
     out: RotatingBuffers,
     layer: int,
 ) -> None:
-    """The tasks of a product on one rank, one for each slab. They multiply what write `write` of the residual stream
-    left, into `out`.
+    """The tasks of a product on one rank, one for each slab.
+
+    They multiply what write `write` of the residual stream left, into `out`.
     """
     is_gated = product.epilogue in GATED
     for worker, (begin, end) in product.partitions[rank].by_worker():

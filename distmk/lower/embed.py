@@ -1,6 +1,4 @@
-"""The embedding, vocabulary-parallel: each rank looks up the tokens of its shard, and an all-reduce adds up the
-results.
-"""
+"""The embedding, vocabulary-parallel: each rank looks up the tokens of its shard, and an all-reduce adds up the results."""
 
 from __future__ import annotations
 

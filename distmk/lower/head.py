@@ -1,5 +1,6 @@
-"""The head, vocabulary-parallel, and sampling. Rank 0 gets each rank's best candidate for every sampled row, and the
-logits of rows that need more than that.
+"""The head, vocabulary-parallel, and sampling.
+
+Rank 0 gets each rank's best candidate for every sampled row, and the logits of rows that need more than that.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ from distmk.tasks import Put, Sum
 
 
 def partial_sums(plan: WorkPlan, buffers: SlabBuffers, write: int, rank: int) -> Buffer:
-    """The buffer for the partial sums of `rank` in write `write` of the residual stream. If the rank is alone on its
-    host, this is the buffer for the host's sum.
+    """The buffer for the partial sums of `rank` in write `write` of the residual stream.
+
+    If the rank is alone on its host, this is the buffer for the host's sum.
     """
     slots = buffers.host_slots_at(write)
     host, ranks = next((host, ranks) for host, ranks in enumerate(plan.options.hosts) if rank in ranks)
@@ -44,9 +45,7 @@ def emit_total(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, name: str, wr
 
 
 class _Emitter:
-    """Emits all tasks of a step before those of the next step, because a worker runs its tasks in the order of
-    emission.
-    """
+    """Emits all tasks of a step before those of the next step, because a worker runs its tasks in the order of emission."""
 
     def __init__(
         self, graph: Graph, plan: WorkPlan, buffers: SlabBuffers, name: str, write: int, partition: Partition

@@ -1,6 +1,4 @@
-"""The buffers of a program whose tasks are jobs: activations of all rows, and partial sums on the rank that owns each
-row.
-"""
+"""The buffers of a program whose tasks are jobs: activations of all rows, and partial sums on the rank that owns each row."""
 
 from __future__ import annotations
 
@@ -91,8 +89,9 @@ def declare_job_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> JobBuff
 
 
 def splits_of(num_cols: int, tiled: bool) -> int:
-    """The number of splits of a product over `num_cols` columns. GPUs need them, as the rows alone make too few tiles
-    for all SMs.
+    """The number of splits of a product over `num_cols` columns.
+
+    GPUs need them, as the rows alone make too few tiles for all SMs.
     """
     return min(MAX_K_SPLITS, padded_cols(num_cols) // ACTIVATION_BLOCK_COLS) if tiled else 1
 

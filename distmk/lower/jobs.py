@@ -184,8 +184,9 @@ class _Emitter:
         *,
         add: bool = True,
     ) -> None:
-        """Add up the parts of the rows that each rank owns, into the residual stream. The rows go to all ranks in the
-        form that the next operator reads.
+        """Add up the parts of the rows that each rank owns, into the residual stream.
+
+        The rows go to all ranks in the form that the next operator reads.
         """
         norms = post_norms(self.graph, self.plan, op) if op else (None,) * self.graph.num_ranks
         input_norm = input_norms(self.graph, self.plan, following)

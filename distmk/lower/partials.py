@@ -1,6 +1,4 @@
-"""The buffers of attention's partial results. Layers with different windows have different splits, and so different
-buffers.
-"""
+"""The buffers of attention's partial results. Layers with different windows have different splits, and so different buffers."""
 
 from __future__ import annotations
 

@@ -25,8 +25,9 @@ COMBINED_PER_TASK = 4  # rows times slices of a head that are enough work for a 
 
 @dataclass(frozen=True)
 class WorkPlan:
-    """The decisions that lowering takes before it makes any task. Tuples are by rank; partitions that are not tuples
-    hold for all ranks.
+    """The decisions that lowering takes before it makes any task.
+
+    Tuples are by rank; partitions that are not tuples hold for all ranks.
 
     num_pages: KV cache pages of a rank.
     shards: each rank's part of the model.
@@ -85,8 +86,9 @@ class WorkPlan:
         return worker < self.roles.num_polling[rank]
 
     def attention_may_poll(self, rank: int) -> bool:
-        """Whether attention tasks may poll their queries, keys and values. Every worker runs a share of attention, so
-        all must be allowed to.
+        """Whether attention tasks may poll their queries, keys and values.
+
+        Every worker runs a share of attention, so all must be allowed to.
         """
         return self.attention_rotation.rotates and self.may_poll(rank, self.options.num_workers - 1)
 
@@ -199,8 +201,9 @@ def _num_polling(
 
 
 def _embed(config: ModelConfig, options: DecodeOptions) -> Partition:
-    """Columns of the embedding. Without all-reduces the last workers embed, because the first ones begin with a single
-    row's attention.
+    """Columns of the embedding.
+
+    Without all-reduces the last workers embed, because the first ones begin with a single row's attention.
     """
     cols = partition_items(config.hidden_size, 4 * MAX_ROWS, options.num_workers)
     first = 0 if options.all_reduces else options.num_workers - cols.num_tasks
@@ -215,8 +218,9 @@ def _qkv(
 
 
 def _combine(options: DecodeOptions, shape: AttentionShape, fuses_combine: bool, roles: WorkerRoles) -> Partition:
-    """Slices of the query heads' outputs. The more rows an iteration may have, the fewer slices a task gets, so that
-    its warps suffice.
+    """Slices of the query heads' outputs.
+
+    The more rows an iteration may have, the fewer slices a task gets, so that its warps suffice.
 
     With a fused combine these tasks are idle for a single row, but their workers still reach them before their o tasks.
     So they go to reserved workers, which have no rows of o. If these are too few, they go to the last workers with a

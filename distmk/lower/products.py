@@ -27,8 +27,9 @@ Rows = list[tuple[Matrix, Range]]
 
 @dataclass(frozen=True)
 class Product:
-    """epilogue(x @ weight.T + bias) on each rank, with the rank's own matrix. If `normalized`, x / rms(x) takes the
-    place of x.
+    """epilogue(x @ weight.T + bias) on each rank, with the rank's own matrix.
+
+    If `normalized`, x / rms(x) takes the place of x.
 
     Tuples are by rank.
     biases: f32; None: no bias.
@@ -68,8 +69,9 @@ def slab_task(
 
 
 def embedding_tables(graph: Graph, plan: WorkPlan, op: Embedding) -> tuple[Slab, ...]:
-    """Each rank's rows of the embedding, times its scale. The scale is always folded in: a table is looked up and never
-    packed.
+    """Each rank's rows of the embedding, times its scale.
+
+    The scale is always folded in: a table is looked up and never packed.
     """
     hidden = plan.config.hidden_size
     return tuple(
@@ -127,9 +129,7 @@ def post_norms(graph: Graph, plan: WorkPlan, op: SelfAttention | Mlp) -> tuple[S
 
 
 def input_norms(graph: Graph, plan: WorkPlan, op: Operator | None) -> tuple[Slab | None, ...]:
-    """The weight of the norm before an operator, on each rank; None without a norm, or if it is folded into the
-    matrices.
-    """
+    """The weight of the norm before an operator, on each rank; None without a norm, or if it is folded into the matrices."""
     if plan.options.folds_factors or op is None or isinstance(op, Embedding):
         return (None,) * len(plan.ranks)
     return _norms(graph, plan, op.norm, op.norm_offset)
@@ -228,9 +228,7 @@ def _matrix(
 
 
 def _vector(graph: Graph, rank: int, segments: Sequence[Segment], *, offset: float = 0.0, scale: float = 1.0) -> Slab:
-    """An f32 vector made of the elements `segments` of checkpoint vectors, one after another: (element + offset) *
-    scale.
-    """
+    """An f32 vector made of the elements `segments` of checkpoint vectors, one after another: (element + offset) * scale."""
     name = segments[0].tensor
     weight = graph.weight(name, rank, 1, list(segments), WeightKind.VECTOR, offset=offset, scale=scale)
     return Slab(weight, 0, weight.rows)

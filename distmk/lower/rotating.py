@@ -21,8 +21,7 @@ from distmk.graph.regions import Buffer, Region
 
 @dataclass(frozen=True)
 class Rotation:
-    """Buffer indices of a vector that an iteration writes `num_writes` times; write w resets the buffer of write w -
-    `lag`.
+    """Buffer indices of a vector that an iteration writes `num_writes` times; write w resets the buffer of write w - `lag`.
 
     Any `lag` + 1 successive writes go to distinct buffers, also across the end of an iteration. `spare` more buffers
     take part, so that a buffer is zero that many writes before it is written again.

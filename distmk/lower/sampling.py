@@ -85,8 +85,9 @@ def _local(graph: Graph, name: str, num: int, dtype: str) -> Buffer:
 
 
 def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Buffer, *, job_batch: bool) -> None:
-    """Send the logits to rank 0; there, count tokens and sample every row. These tasks run after the head and before
-    `sample`.
+    """Send the logits to rank 0; there, count tokens and sample every row.
+
+    These tasks run after the head and before `sample`.
 
     job_batch: the batch is a `JobBatch`.
     """

@@ -25,9 +25,7 @@ def attention_write(layer: int) -> int:
 
 
 def mlp_write(layer: int) -> int:
-    """Index of a layer's down projection among these writes. Layer -1 stands for the embedding, whose result layer 0
-    reads.
-    """
+    """Index of a layer's down projection among these writes. Layer -1 stands for the embedding, whose result layer 0 reads."""
     return EMBED_WRITE + 2 + 2 * layer
 
 

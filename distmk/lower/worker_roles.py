@@ -56,15 +56,17 @@ def assign_roles(
 
 
 def single_row_workers(shapes: tuple[AttentionShape, ...]) -> int:
-    """The number of workers that a single decode row's attention occupies while its sequence is short. They are the
-    first workers.
+    """The number of workers that a single decode row's attention occupies while its sequence is short.
+
+    They are the first workers.
     """
     return max(shape.num_kv for shape in shapes) * COMBINE_WIDTH
 
 
 def _num_reserved(options: DecodeOptions, hidden_size: int, shapes: tuple[AttentionShape, ...]) -> int:
-    """The number of workers without rows of qkv and o. With such rows they would start attention late, and o later than
-    the other workers.
+    """The number of workers without rows of qkv and o.
+
+    With such rows they would start attention late, and o later than the other workers.
 
     At least the workers that a single row's attention occupies, unless they are more than a third of all workers. Up to
     that third, also the workers that qkv and o can spare. Only with all-reduces: without them the same worker must add

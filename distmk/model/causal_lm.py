@@ -51,8 +51,9 @@ class CausalLM:
         raise UsageError(f"{type(self).__name__} does not override forward, which says what it computes")
 
     def logits(self) -> Node:
-        """`forward` of an iteration's tokens. UsageError, with the line of the model: `forward` fails, or does not
-        return a tensor.
+        """`forward` of an iteration's tokens.
+
+        UsageError, with the line of the model: `forward` fails, or does not return a tensor.
         """
         try:
             output: object = self.forward(Tokens(1))
@@ -65,8 +66,9 @@ class CausalLM:
         return output
 
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the weights that `forward` uses; matrices are [outputs, inputs]. UsageError: a weight has
-        two shapes.
+        """Names and shapes of the weights that `forward` uses; matrices are [outputs, inputs].
+
+        UsageError: a weight has two shapes.
         """
         shapes: dict[str, tuple[int, ...]] = {}
 
@@ -89,15 +91,17 @@ class CausalLM:
         return shapes
 
     def compile(self, skip: Collection[str] = ()) -> Model:
-        """The operators that tasks compute, after all passes except those in `skip`. UsageError: no task computes one
-        of them.
+        """The operators that tasks compute, after all passes except those in `skip`.
+
+        UsageError: no task computes one of them.
         """
         return Model(self.config, blocks_of(compiled(self.logits(), skip), self.config))
 
 
 def at_line(error: Exception, kind: type[UsageError], where: str = "") -> UsageError:
-    """Turn an exception of a model's own code into a message of one line, with the line of that code. `kind`: its type,
-    unless it is a UsageError.
+    """Turn an exception of a model's own code into a message of one line, with the line of that code.
+
+    `kind`: its type, unless it is a UsageError.
     """
     frames = [
         frame for frame in extract_tb(error.__traceback__) if Path(frame.filename).parent != Path(__file__).parent

@@ -1,6 +1,4 @@
-"""Features that a config.json may ask for and that are not supported. They are refused unless their value changes
-nothing.
-"""
+"""Features that a config.json may ask for and that are not supported. They are refused unless their value changes nothing."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ from distmk.errors import ModelError, shown
 
 @dataclass(frozen=True)
 class Fields:
-    """A dict with typed look-ups. Each raises a one-line ModelError that names the key and `where`, the source of the
-    dict.
+    """A dict with typed look-ups. Each raises a one-line ModelError that names the key and `where`, the source of the dict.
 
     A key whose value is null counts as absent. An absent key without a default is an error.
     """

@@ -1,5 +1,6 @@
-"""Symbolic tensors of a model, each the operator that computes it. `CausalLM.forward` builds them; compiler passes
-rewrite them.
+"""Symbolic tensors of a model, each the operator that computes it.
+
+`CausalLM.forward` builds them; compiler passes rewrite them.
 
 A tensor is [tokens, cols]. Plain operators come from `distmk.model.nn`; `Sum`, `Residual`, `FusedAttention` and `Gated`
 come from passes. Fields named after a weight contain the checkpoint's name without `.weight` or `.bias`.
@@ -170,9 +171,7 @@ class Slice(Node):
 
 @dataclass(frozen=True, eq=False)
 class Rope(Node):
-    """Rotary embedding of each head's first `rotary_dim` elements (Su et al., arXiv:2104.09864), with a table of the
-    config.
-    """
+    """Rotary embedding of each head's first `rotary_dim` elements (Su et al., arXiv:2104.09864), with a table of the config."""
 
     x: Node
     head_dim: int
@@ -228,8 +227,9 @@ class Softcap(Node):
 
 @dataclass(frozen=True, eq=False)
 class FusedAttention(Node):
-    """`Attention` of the queries, keys and values in `qkv`. It normalizes them by head, rotates them and appends keys
-    and values.
+    """`Attention` of the queries, keys and values in `qkv`.
+
+    It normalizes them by head, rotates them and appends keys and values.
     """
 
     qkv: Linear
@@ -285,8 +285,9 @@ def in_order(output: Node) -> list[Node]:
 
 
 def rewrite(output: Node, rule: Callable[[Node], Node]) -> Node:
-    """`output` with every node replaced by the result of `rule`, after its inputs have been rewritten. `rule` may
-    return the node itself.
+    """`output` with every node replaced by the result of `rule`, after its inputs have been rewritten.
+
+    `rule` may return the node itself.
     """
     made: dict[int, Node] = {}
     for node in in_order(output):

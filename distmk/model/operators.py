@@ -1,5 +1,6 @@
-"""A model as the operators that tasks compute, in the order in which they run. Compiler passes make them from
-`CausalLM.forward`.
+"""A model as the operators that tasks compute, in the order in which they run.
+
+Compiler passes make them from `CausalLM.forward`.
 
 The operators do not depend on ranks and workers. Norms and tables are checkpoint names without `.weight`. x is the
 residual stream, [tokens, hidden_size]. `norm_offset` is added to the weights of an operator's norms. It is 1 if a
@@ -81,8 +82,7 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Head:
-    """Greedy next token of sampled rows: argmax of the logits, scale * table @ norm(x). The table is
-    vocabulary-parallel.
+    """Greedy next token of sampled rows: argmax of the logits, scale * table @ norm(x). The table is vocabulary-parallel.
 
     softcap: sampling and reports use softcap * tanh(logits / softcap) instead of the logits; None: the logits
     themselves.

@@ -26,8 +26,9 @@ def read_decoder(
     tie_embeddings: bool = False,
     config: type[ModelConfig] = ModelConfig,
 ) -> ModelConfig:
-    """The config made from Hugging Face's keys. Unknown keys that would change the result are refused, except `own`,
-    which the family reads itself.
+    """The config made from Hugging Face's keys.
+
+    Unknown keys that would change the result are refused, except `own`, which the family reads itself.
 
     max_position, num_kv_heads, head_dim, bos, eos, tie_embeddings: the meaning of absent keys, as in transformers'
       config of the family. None stands for as many KV heads as query heads, and for hidden_size / heads.

@@ -1,6 +1,4 @@
-"""Scaling of rotary frequencies for contexts longer than that of pretraining: the kinds, and how a config.json stores
-them.
-"""
+"""Scaling of rotary frequencies for contexts longer than that of pretraining: the kinds, and how a config.json stores them."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class DynamicScaling:
-    """The base grows with a context longer than `original_max_position` ("dynamic NTK"); shorter contexts are not
-    scaled.
-    """
+    """The base grows with a context longer than `original_max_position` ("dynamic NTK"); shorter contexts are not scaled."""
 
     factor: float
     original_max_position: int
@@ -79,8 +75,9 @@ RopeScaling = Llama3Scaling | LinearScaling | DynamicScaling | YarnScaling | Lon
 
 
 def read_scaling(f: Fields, rope: Fields, max_position: int) -> RopeScaling | None:
-    """The scaling that `rope`, an object of the config `f`, asks for; None: no scaling. ModelError: another kind, or
-    bad numbers.
+    """The scaling that `rope`, an object of the config `f`, asks for; None: no scaling.
+
+    ModelError: another kind, or bad numbers.
     """
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # its name in the first Phi-3 models

@@ -1,6 +1,4 @@
-"""The part of a model that each rank has. Heads, MLP columns and vocabulary need not be divisible by the number of
-ranks.
-"""
+"""The part of a model that each rank has. Heads, MLP columns and vocabulary need not be divisible by the number of ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The memory of a program without its KV cache, computed before compilation because the size of the cache depends on
-it.
-"""
+"""The memory of a program without its KV cache, computed before compilation because the size of the cache depends on it."""
 
 from __future__ import annotations
 

@@ -49,8 +49,9 @@ class Placement:
     local_bytes: tuple[int, ...]  # by rank
 
     def operand(self, ref: Region | Slab | Weight | None) -> int:
-        """The operand (abi) of the first byte of a region, slab or weight; 0 for None. UsageError: it belongs to
-        another graph.
+        """The operand (abi) of the first byte of a region, slab or weight; 0 for None.
+
+        UsageError: it belongs to another graph.
         """
         try:
             return 0 if ref is None else self._operand(ref)
@@ -84,8 +85,7 @@ def _ring_capacity(graph: Graph) -> int:
 
 
 def place(graphs: Sequence[Graph], num_events: Sequence[int]) -> tuple[Placement, ...]:
-    """Lay out the graphs of all row buckets. `num_events`: event counters per rank, by graph. Lamport buffers come
-    first.
+    """Lay out the graphs of all row buckets. `num_events`: event counters per rank, by graph. Lamport buffers come first.
 
     A buffer or weight that several graphs have is one piece of memory. Each program has its own events and rings.
     """

@@ -23,9 +23,7 @@ from distmk.tasks.own_types import find_types, types_for
 
 
 class Section(NamedTuple):
-    """An array of `struct` after the header. The header gives its length in `count_field` and its place in
-    `<name>_offset`.
-    """
+    """An array of `struct` after the header. The header gives its length in `count_field` and its place in `<name>_offset`."""
 
     name: str
     struct: Any
@@ -110,8 +108,9 @@ def join_digests(digests: Sequence[str]) -> str:
 
 @no_collection()
 def compile_graph(*graphs: Graph) -> Program:
-    """Graph -> events -> memory layout -> program. Several graphs give the programs of several row buckets; the first
-    one begins.
+    """Graph -> events -> memory layout -> program.
+
+    Several graphs give the programs of several row buckets; the first one begins.
 
     UsageError: a graph cannot be ordered (`sync.events.derive`), or a task's arguments do not fit its type.
     """

@@ -174,8 +174,9 @@ def _name(names: list[str], index: int, kind: str) -> str:
 
 
 def _merged(descs: Descriptors) -> tuple[Ints, Ints]:
-    """The first descriptor of every task, and the task of every descriptor. Spread descriptors with the same `order`
-    are one task.
+    """The first descriptor of every task, and the task of every descriptor.
+
+    Spread descriptors with the same `order` are one task.
     """
     spread = np.flatnonzero(descs["launch"] == LaunchKind.SPREAD)
     _, first, copy_of = np.unique(descs["order"][spread], return_index=True, return_inverse=True)

@@ -53,8 +53,9 @@ class AccessLog:
         ] = {}  # of intervals with several; valid until the next write
 
     def read(self, begin: int, end: int, reader: Group) -> Dependency | None:
-        """Record that a node, alone in the group `reader`, reads [begin, end). Returns the dependency on the writers,
-        or None.
+        """Record that a node, alone in the group `reader`, reads [begin, end).
+
+        Returns the dependency on the writers, or None.
         """
         at = bisect_left(self._begins, begin)
         if at < len(self._begins) and self._begins[at] == begin and self._written[at].end == end:
@@ -86,8 +87,7 @@ class AccessLog:
         return self._dependencies(node, overwritten, readers)
 
     def write_owned(self, begin: int, end: int, node: int) -> list[Dependency]:
-        """Record that `node` writes the rows of [begin, end) that its rank owns. Returns the dependencies, as `write`
-        does.
+        """Record that `node` writes the rows of [begin, end) that its rank owns. Returns the dependencies, as `write` does.
 
         The node need not come after the nodes of other ranks that have written their rows in this iteration. It comes
         after everything that these came after. A reader of the interval comes after all of them.
@@ -139,8 +139,9 @@ class AccessLog:
         return found
 
     def _is_listed(self, old: Written) -> bool:
-        """Whether the writer must be listed beside the readers. If no reader may idle, the readers come after it and
-        imply it.
+        """Whether the writer must be listed beside the readers.
+
+        If no reader may idle, the readers come after it and imply it.
         """
         return old.readers is None or any(map(self._order.may_idle, old.readers.nodes))
 
@@ -160,8 +161,9 @@ class AccessLog:
         return joint
 
     def _replace(self, begin: int, end: int, writer: Dependency) -> list[Written]:
-        """Make [begin, end) one interval of `writer`. Returns the intervals that it overlaps; the log keeps their parts
-        outside.
+        """Make [begin, end) one interval of `writer`.
+
+        Returns the intervals that it overlaps; the log keeps their parts outside.
         """
         first, last = self._span(begin, end)
         overwritten = self._written[first:last]

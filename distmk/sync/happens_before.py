@@ -158,8 +158,9 @@ class HappensBefore:
         return not dependency.pushes or self._landed(node, dependency)
 
     def signals_after(self, node: int, dependency: Dependency) -> bool:
-        """Whether `node`, all of whose waits are added, signals after `dependency`. False for a push by a task that may
-        idle.
+        """Whether `node`, all of whose waits are added, signals after `dependency`.
+
+        False for a push by a task that may idle.
         """
         idle = self.clocks.idle.get(node)
         if idle is None:

@@ -7,8 +7,9 @@ from typing import Any
 
 
 class Group:
-    """Nodes with the same access. `note` is a value that the map's user derived from `nodes`; it is dropped when they
-    change.
+    """Nodes with the same access.
+
+    `note` is a value that the map's user derived from `nodes`; it is dropped when they change.
 
     A `shared` group belongs to several entries and never changes.
     """
@@ -77,8 +78,9 @@ class Tier:
 
 
 class IntervalMap:
-    """Entries by interval, which may overlap. They are kept in tiers of disjoint entries, so that a look-up bisects
-    each tier.
+    """Entries by interval, which may overlap.
+
+    They are kept in tiers of disjoint entries, so that a look-up bisects each tier.
 
     `version` changes with every change of the map.
     """

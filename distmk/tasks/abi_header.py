@@ -51,8 +51,9 @@ def unknown_field(args: type[ctypes.Structure]) -> str | None:
 
 
 def field_comments(cls: type[ctypes.Structure]) -> dict[str, str]:
-    """The comments of a struct's fields in its Python source, by field. A comment stands behind its field or on the
-    lines above it.
+    """The comments of a struct's fields in its Python source, by field.
+
+    A comment stands behind its field or on the lines above it.
     """
     found: dict[str, str] = {}
     above: list[str] = []

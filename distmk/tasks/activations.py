@@ -93,8 +93,9 @@ def activation_access(
 
 
 def owned_rows(num_ranks: int) -> int:
-    """The most rows of the residual stream that one rank owns. An iteration's rows are divided into as many consecutive
-    shares.
+    """The most rows of the residual stream that one rank owns.
+
+    An iteration's rows are divided into as many consecutive shares.
     """
     return -(-MAX_BUCKET_ROWS // num_ranks)
 

@@ -80,8 +80,7 @@ class AttentionArgs(ctypes.Structure):
 @task_type(6, "attention")
 @dataclass(frozen=True, eq=False)
 class Attention(Task):
-    """softmax(shape.scores of q k^T) v in splits. An instance: the query heads of one KV head, one run of rows, one
-    split.
+    """softmax(shape.scores of q k^T) v in splits. An instance: the query heads of one KV head, one run of rows, one split.
 
     qkv: f32 [rows, qkv_cols], before head norm and RoPE. k_cache, v_cache: bf16 pages. partials: f32, the unnormalized
     output of each split (`partial_cols`). The split that contains a new position normalizes, rotates and appends its K

@@ -44,8 +44,9 @@ class PutArgs(ctypes.Structure):
 @task_type(1, "put")
 @dataclass(frozen=True, eq=False)
 class Put(Task):
-    """Copy `src` on this rank to `dst` on any rank. To a peer: one putmem_signal, the data and then the triggers of
-    that rank.
+    """Copy `src` on this rank to `dst` on any rank.
+
+    To a peer: one putmem_signal, the data and then the triggers of that rank.
 
     batch: the regions are whole buffers of MAX_ROWS rows, and the rows of the batch are copied. Without a batch the
     regions have one row.

@@ -41,8 +41,9 @@ EPILOGUES = (Epilogue.STORE, Epilogue.ADD, Epilogue.PUSH, Epilogue.ARGMAX, *GATE
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:
-    """The writes of an epilogue, with the columns that it resets. PUSH writes a block in every rank's slot; others
-    write columns of every row.
+    """The writes of an epilogue, with the columns that it resets.
+
+    PUSH writes a block in every rank's slot; others write columns of every row.
     """
     rows = rows_of(args.batch)
     if args.epilogue == Epilogue.PUSH:

@@ -109,8 +109,9 @@ IMPORT = f"import the package that registers it, or install one with an entry po
 
 
 def import_package(package: str) -> tuple[str, ...]:
-    """Import a package and return the names of the types that it registers. UsageError: it cannot be imported, or
-    registers none.
+    """Import a package and return the names of the types that it registers.
+
+    UsageError: it cannot be imported, or registers none.
     """
     try:
         importlib.import_module(package)

@@ -1,6 +1,4 @@
-"""Tasks for the sampled rows of a job iteration: one gathers the rows before the head, one finds their best logits
-after it.
-"""
+"""Tasks for the sampled rows of a job iteration: one gathers the rows before the head, one finds their best logits after it."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ class SelectRowsArgs(ctypes.Structure):
 @task_type(20, "select_rows")
 @dataclass(frozen=True, eq=False)
 class SelectRows(JobTask):
-    """out[i] = x[i-th sampled row of the job iteration], for up to `num_rows` sampled rows. An instance is a sampled
-    row.
-    """
+    """out[i] = x[i-th sampled row of the job iteration], for up to `num_rows` sampled rows. An instance is a sampled row."""
 
     x: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
@@ -95,8 +91,7 @@ class ArgmaxRowsArgs(ctypes.Structure):
 @task_type(21, "argmax_rows")
 @dataclass(frozen=True, eq=False)
 class ArgmaxRows(JobTask):
-    """out[p, row] = the best logit of every sampled row in part p of the columns, and its token (the lowest id wins
-    ties).
+    """out[p, row] = the best logit of every sampled row in part p of the columns, and its token (the lowest id wins ties).
 
     logits: f32 columns, with a row for each row that may be sampled. out: Candidate [parts, rows]. Part p is instance p
     and begins at column n * p // parts.

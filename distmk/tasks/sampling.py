@@ -1,6 +1,4 @@
-"""Sampling of rows that need their logits over the whole vocabulary: rank 0 collects them, draws a token, reports
-logprobs.
-"""
+"""Sampling of rows that need their logits over the whole vocabulary: rank 0 collects them, draws a token, reports logprobs."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ VECTOR = 4  # logits that are loaded together
 
 
 def section_stride(vocab: int, num_ranks: int) -> int:
-    """In a row over the whole vocabulary: the columns from the beginning of one rank's logits to that of the next
-    rank's.
-    """
+    """In a row over the whole vocabulary: the columns from the beginning of one rank's logits to that of the next rank's."""
     largest = -(-vocab // num_ranks)
     return -(-largest // VECTOR) * VECTOR
 
@@ -201,8 +197,7 @@ class SampleRowArgs(ctypes.Structure):
 @task_type(14, "sample_row")
 @dataclass(frozen=True, eq=False)
 class SampleRow(Task):
-    """Draw the token of row `row` of the batch with the parameters of its slot, or score a given one; see
-    `SlotSampling`.
+    """Draw the token of row `row` of the batch with the parameters of its slot, or score a given one; see `SlotSampling`.
 
     logits: f32 [maximum of sampled rows, ranks' sections] (`section_stride`).
     slots: u8, SlotSampling [num_slots].

@@ -51,8 +51,9 @@ class ScaledLinearArgs(ctypes.Structure):
 @task_type(25, "scaled_linear")
 @dataclass(frozen=True, eq=False)
 class ScaledLinear(Linear):
-    """`Linear` with a matrix that factors cannot be folded into: out = epilogue(scale * x @ slab.T / rms + bias). Host
-    twin only.
+    """`Linear` with a matrix that factors cannot be folded into: out = epilogue(scale * x @ slab.T / rms + bias).
+
+    Host twin only.
 
     x_squares: f32 columns of every row: the sums of squares of parts of the row before its norm. The rms is computed
     from them, and x is that row times the norm's weight. None: rms is 1.

@@ -123,8 +123,9 @@ class SchedulerStepArgs(ctypes.Structure):
 @task_type(9, "scheduler_step")
 @dataclass(frozen=True, eq=False)
 class SchedulerStep(Task):
-    """Makes this iteration's batch metadata from the tokens of the last iteration, and puts it to every rank. Rank 0's
-    scheduler 0 runs it.
+    """Makes this iteration's batch metadata from the tokens of the last iteration, and puts it to every rank.
+
+    Rank 0's scheduler 0 runs it.
 
     The step decides on stop conditions, admission of waiting requests, KV pages and prompt chunks; the host only reads
     tokens. It also chooses the program of the next iteration: the smallest row bucket that holds the rows to be

@@ -19,9 +19,7 @@ def slots_for(max_seqs: int) -> int:
 
 
 def rows_of_step(step: Any) -> int:
-    """The maximum of rows in an iteration whose batch the scheduler step with arguments `step` makes for its own
-    program.
-    """
+    """The maximum of rows in an iteration whose batch the scheduler step with arguments `step` makes for its own program."""
     return int(step.max_rows[step.program])
 
 

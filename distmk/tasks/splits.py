@@ -29,9 +29,7 @@ SPLIT_FIELDS = ("head_dim", "max_splits", "min_split", "split_budget", "window")
 
 
 def num_slices(head_dim: int) -> int:
-    """Slices of a head's output. Each has COMBINE_SLICE columns (the last one may have fewer) and is combined by
-    itself.
-    """
+    """Slices of a head's output. Each has COMBINE_SLICE columns (the last one may have fewer) and is combined by itself."""
     return -(-head_dim // COMBINE_SLICE)
 
 

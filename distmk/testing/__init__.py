@@ -1,4 +1,5 @@
 """Tests of task types: a graph runs on a backend, and the memory that it wrote is compared with its tasks' oracles.
+
 Needs torch.
 """
 

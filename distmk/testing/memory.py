@@ -43,8 +43,9 @@ class Extent:
         yield slice(end - self.whole.offset, self.whole.num_bytes)
 
     def locate(self, index: int) -> tuple[Placed | None, str]:
-        """The piece at a byte of an image, and a description of the place. A byte of a gap belongs to the piece before
-        the gap.
+        """The piece at a byte of an image, and a description of the place.
+
+        A byte of a gap belongs to the piece before the gap.
         """
         offset = self.whole.offset + index
         piece = next((piece for piece in reversed(self.pieces) if piece.offset <= offset), None)
@@ -87,8 +88,9 @@ class RankMemory:
         return {buffer: self.extents[at.space].rows_of(at, images[at.space]) for buffer, at in placed}
 
     def poison(self, images: dict[Space, Bytes], rng: np.random.Generator) -> None:
-        """Fill buffers and gaps with poison, but not weights. Memory that a launch zeroes first, such as Lamport
-        buffers, becomes zero.
+        """Fill buffers and gaps with poison, but not weights.
+
+        Memory that a launch zeroes first, such as Lamport buffers, becomes zero.
         """
         for space, image in images.items():
             extent = self.extents[space]

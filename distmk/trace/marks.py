@@ -38,9 +38,7 @@ def read_marks(backend: HasGlobals, num_workers: int) -> Words:
 
 @dataclass(frozen=True)
 class MarkedTask:
-    """A run of a task on a worker. `us`: float64 [warps, marks of TIMES], on one clock for all workers; nan: not
-    recorded.
-    """
+    """A run of a task on a worker. `us`: float64 [warps, marks of TIMES], on one clock for all workers; nan: not recorded."""
 
     op: str
     layer: int
@@ -120,9 +118,7 @@ def _after_layers_begin(by_op: dict[str, list[MarkedTask]], op: str, inputs: int
 
 
 def _relative(tasks: Sequence[MarkedTask], begins: dict[tuple[int, int], float]) -> Times:
-    """float64 [tasks, warps, marks]: times since the layer began. Tasks of layers whose beginning is unknown are left
-    out.
-    """
+    """float64 [tasks, warps, marks]: times since the layer began. Tasks of layers whose beginning is unknown are left out."""
     found = [task.us - begins[key] for task in tasks if (key := (task.layer, task.turn)) in begins]
     return np.stack(found) if found else np.full((1, K_TILES_PER_BLOCK, len(TIMES)), np.nan)
 

@@ -42,9 +42,7 @@ class Offsets(NamedTuple):
 
 
 def clock_offsets(dependencies: Dependencies, times: Times) -> Offsets:
-    """Offsets of all ranks to rank 0. A rank has offset 0 unless chains of signals connect it to rank 0 in both
-    directions.
-    """
+    """Offsets of all ranks to rank 0. A rank has offset 0 unless chains of signals connect it to rank 0 in both directions."""
     num_ranks = dependencies.tables.num_ranks
     if num_ranks == 1:
         return Offsets([0], [0])
@@ -98,9 +96,7 @@ def _one_way(dependencies: Dependencies, times: Times, sent: Ints, left_out: flo
 
 
 def _first_start_by_event(dependencies: Dependencies, times: Times) -> Ints:
-    """int64 [num_events, num_iterations]: the first start of a task that waited for the event's count of that
-    iteration.
-    """
+    """int64 [num_events, num_iterations]: the first start of a task that waited for the event's count of that iteration."""
     found: Ints = np.full((dependencies.tables.num_events, times.first_start.shape[1]), UNKNOWN)
     may_idle = [number for number, kind in TASK_TYPES.items() if kind.may_idle]
     waits: npt.NDArray[np.bool_] = ~np.isin(dependencies.tables.tasks.type[dependencies.wait_task], may_idle)

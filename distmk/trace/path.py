@@ -79,8 +79,7 @@ def critical_path(trace: Trace) -> list[Step]:
 
 
 def _predecessors(keys: Ints, order: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Every visit that has a predecessor on its rank's path, and that predecessor. `keys`: rank, iteration, layer,
-    family.
+    """Every visit that has a predecessor on its rank's path, and that predecessor. `keys`: rank, iteration, layer, family.
 
     The path of a rank includes visits on other ranks for operators that only other ranks run.
     """
@@ -94,8 +93,7 @@ def _predecessors(keys: Ints, order: Ints, ends: Ints) -> tuple[Ints, Ints]:
 
 
 def _foreign_visits(keys: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """For operators that only some ranks run, such as the scheduler step: each other rank, and the visit that it waits
-    for.
+    """For operators that only some ranks run, such as the scheduler step: each other rank, and the visit that it waits for.
 
     That visit is the last one to end.
     """

@@ -65,9 +65,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Ready:
-    """int64 [num_tasks, num_iterations]: the end of the last producer, that producer, and the event it signaled; -1:
-    none.
-    """
+    """int64 [num_tasks, num_iterations]: the end of the last producer, that producer, and the event it signaled; -1: none."""
 
     ready_ns: Ints
     producer: Ints

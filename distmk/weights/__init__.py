@@ -21,8 +21,7 @@ __all__ = ["Checkpoint", "expected_tensors", "open_checkpoint", "open_own", "tok
 def open_checkpoint(
     path: str | Path, load_format: str = "auto", seed: int = 0, revision: str | None = None
 ) -> Checkpoint:
-    """Open a model: a Hugging Face folder, a .gguf file, a folder with one .gguf in it, or a name on the Hugging Face
-    Hub.
+    """Open a model: a Hugging Face folder, a .gguf file, a folder with one .gguf in it, or a name on the Hugging Face Hub.
 
     A file or folder at `path` comes first, then a preset of that name, then the Hub (`distmk.weights.hub`). `revision`
     is a branch, tag or commit of the model on the Hub.
@@ -90,8 +89,9 @@ def open_own(config: ModelConfig, weights: str | Mapping[str, Any] | None, load_
 
 
 def tokenizer_path(path: str, revision: str | None = None) -> Path:
-    """The folder or GGUF file of a tokenizer: at `path` if that exists, else of a model on the Hub. ModelError: there
-    is none.
+    """The folder or GGUF file of a tokenizer: at `path` if that exists, else of a model on the Hub.
+
+    ModelError: there is none.
     """
     where = Path(path)
     if exists(where):
@@ -106,8 +106,9 @@ def tokenizer_path(path: str, revision: str | None = None) -> Path:
 
 
 def _from_hub(path: str, load_format: str, revision: str | None) -> Path:
-    """The folder of a model on the Hugging Face Hub, when nothing exists at `path`. ModelError: there is no such model,
-    or it cannot be fetched.
+    """The folder of a model on the Hugging Face Hub, when nothing exists at `path`.
+
+    ModelError: there is no such model, or it cannot be fetched.
     """
     from distmk.weights.hub import fetch_model, is_hub_name
 

@@ -44,9 +44,7 @@ class Checkpoint(ModelFiles, Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for the user: contents of the files that are not used, or that are used although the config says
-        otherwise.
-        """
+        """Lines for the user: contents of the files that are not used, or that are used although the config says otherwise."""
 
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None, out: U16 | None = None) -> U16:
         """A block of the 2-D tensor `name` as bfloat16 bits: uint16 [rows, cols], C-contiguous, owned by the caller.

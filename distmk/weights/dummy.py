@@ -30,9 +30,7 @@ BLOCK_PAIRS = 1 << 15
 """Pairs of elements generated together: 128 KiB of hashes, which stay in a core's cache."""
 
 HEAD_GAIN = 3.0
-"""Standard deviation of the logits. It is well above bfloat16 rounding, so that the largest logit is usually
-unambiguous.
-"""
+"""Standard deviation of the logits. It is well above bfloat16 rounding, so that the largest logit is usually unambiguous."""
 
 NORM_SPREAD = 0.25
 BIAS_SPREAD = 0.05
@@ -127,8 +125,9 @@ class DummyCheckpoint:
 
 
 def _mix(x: Any) -> Any:
-    """Hash int32 numbers of numpy or torch in place, modulo 2**32. The hash is a bijection: different numbers stay
-    different.
+    """Hash int32 numbers of numpy or torch in place, modulo 2**32.
+
+    The hash is a bijection: different numbers stay different.
 
     After the "lowbias32" hash of C. Wellons, https://nullprogram.com/blog/2018/07/31 (its first step left out).
     """

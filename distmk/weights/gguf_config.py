@@ -70,8 +70,9 @@ def _head_dim(metadata: ArchMetadata, default: int) -> int:
 
 
 def _partial_rotary_dim(metadata: ArchMetadata, family: GgufFamily, head_dim: int) -> int | None:
-    """The number of elements of a head that rotate; None: all. ModelError: only some rotate, which models of the family
-    do not support.
+    """The number of elements of a head that rotate; None: all.
+
+    ModelError: only some rotate, which models of the family do not support.
     """
     rotated = metadata.integer("rope.dimension_count", head_dim)
     if rotated == head_dim or not family.rotates_in_part:

@@ -98,8 +98,9 @@ def _gemma3(metadata: ArchMetadata) -> dict[str, Any]:
 
 
 def _gemma_scale(metadata: ArchMetadata, layers_of_27b: int) -> float:
-    """The scale of attention's scores, which the files do not contain. The largest model of each generation scales by
-    its width, the others by their head size.
+    """The scale of attention's scores, which the files do not contain.
+
+    The largest model of each generation scales by its width, the others by their head size.
     """
     per_head = metadata.integer("embedding_length") // metadata.integer("attention.head_count")
     is_27b = metadata.integer("block_count") == layers_of_27b

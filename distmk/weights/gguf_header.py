@@ -221,8 +221,9 @@ def read_strings(header: GgufHeader, key: str) -> list[str]:
 
 
 def find_strings(header: GgufHeader, key: str, wanted: Collection[str]) -> dict[str, int]:
-    """The first index of each of `wanted` in the array of strings under metadata `key`. Strings that are not in the
-    array are left out.
+    """The first index of each of `wanted` in the array of strings under metadata `key`.
+
+    Strings that are not in the array are left out.
     """
     ref = _array(header, key)
     if ref is None or ref.kind != STRING:

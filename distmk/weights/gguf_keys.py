@@ -1,6 +1,4 @@
-"""Metadata keys of a GGUF model: keys that are refused because they would change the result, and keys that nothing
-reads.
-"""
+"""Metadata keys of a GGUF model: keys that are refused because they would change the result, and keys that nothing reads."""
 
 from __future__ import annotations
 

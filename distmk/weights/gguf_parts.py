@@ -30,8 +30,9 @@ def part_paths(path: Path) -> list[Path]:
 
 
 def first_part(paths: Sequence[Path]) -> Path | None:
-    """The first part, if all of `paths` are parts of one split file; it need not be among them. None: they are not such
-    parts.
+    """The first part, if all of `paths` are parts of one split file; it need not be among them.
+
+    None: they are not such parts.
     """
     parts = part_paths(paths[0])
     return parts[0] if len(parts) > 1 and set(paths) <= set(parts) else None

@@ -21,8 +21,9 @@ FIM_TEXTS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""Fill-in-the-middle tokens by their key. They end a completion of code, as in llama.cpp: the text after them is
-another file.
+"""Fill-in-the-middle tokens by their key.
+
+They end a completion of code, as in llama.cpp: the text after them is another file.
 """
 
 
@@ -36,9 +37,7 @@ def stop_token_ids(header: GgufHeader, f: Fields) -> tuple[int, ...]:
 
 
 def stop_tokens_by_text(header: GgufHeader) -> dict[str, int]:
-    """The ids of the tokens that end a reply according to their text. They are special tokens, whatever type the file
-    gives.
-    """
+    """The ids of the tokens that end a reply according to their text. They are special tokens, whatever type the file gives."""
     wanted = {*TEXTS, *(text for texts in FIM_TEXTS.values() for text in texts)}
     found = find_strings(header, "tokenizer.ggml.tokens", wanted)
     stops = [text for text in TEXTS if text in found and not _means_something_else(text, found)]

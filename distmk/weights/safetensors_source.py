@@ -51,8 +51,9 @@ def _checkpoint(
     tensors: Mapping[str, StoredTensor],
     notes: tuple[str, ...],
 ) -> FileCheckpoint:
-    """A checkpoint of the tensors that `config` calls for. ModelError: they are missing, or other tensors would change
-    the result.
+    """A checkpoint of the tensors that `config` calls for.
+
+    ModelError: they are missing, or other tensors would change the result.
     """
     unused = check_tensors({name: t.shape for name, t in tensors.items()}, config, str(path))
     kept = {name: tensors[name] for name in expected_tensors(config)}
@@ -104,8 +105,9 @@ def _resolve_tie(
 
 
 def _read_table(file: DataFile, number: int) -> dict[str, StoredTensor]:
-    """The tensors of one file without buffers. The safetensors library checks offsets, sizes, overlaps and the file's
-    length.
+    """The tensors of one file without buffers.
+
+    The safetensors library checks offsets, sizes, overlaps and the file's length.
 
     The format: 8 bytes of header length (little endian), the header as JSON, then the data that its offsets are
     relative to; see https://huggingface.co/docs/safetensors.

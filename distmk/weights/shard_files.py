@@ -1,6 +1,4 @@
-"""Finds the safetensors files of a folder that contain the weights: one file, those of an index, or a complete numbered
-set.
-"""
+"""Finds the safetensors files of a folder that contain the weights: one file, those of an index, or a complete numbered set."""
 
 from __future__ import annotations
 

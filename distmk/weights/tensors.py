@@ -40,8 +40,9 @@ def check_kinds(tensors: Mapping[str, Any]) -> None:
 
 
 class TensorCheckpoint:
-    """A `Checkpoint` of tensors by name. UsageError: a value is not a tensor of floats. ModelError: names or shapes are
-    wrong.
+    """A `Checkpoint` of tensors by name.
+
+    UsageError: a value is not a tensor of floats. ModelError: names or shapes are wrong.
     """
 
     path: Path | None = None

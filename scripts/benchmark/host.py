@@ -85,9 +85,7 @@ class TheirDecode:
 
 
 def decode(model: str, repeats: int) -> dict[str, Any]:
-    """Tokens per second: ours at 1 rank x 2 workers and 2 ranks x 1 worker; transformers' float32 and bfloat16, 2
-    threads.
-    """
+    """Tokens per second: ours at 1 rank x 2 workers and 2 ranks x 1 worker; transformers' float32 and bfloat16, 2 threads."""
     makers: dict[str, Callable[[], Any]] = {
         "transformers float32, 2 threads": lambda: TheirDecode(model, "float32", 2),
         "transformers bfloat16, 2 threads": lambda: TheirDecode(model, "bfloat16", 2),

@@ -47,9 +47,7 @@ class Sizes:
 
 
 class Functions:
-    """The parts of a layer and the parts before and after the layers, without state, so that `torch.compile` can take
-    them.
-    """
+    """The parts of a layer and the parts before and after the layers, without state, so that `torch.compile` can take them."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -141,9 +139,7 @@ class Functions:
 
 
 class Model:
-    """A rank's weights and caches, and the tokens of every sequence: int64 [batch, max_len], the last one at
-    `positions`.
-    """
+    """A rank's weights and caches, and the tokens of every sequence: int64 [batch, max_len], the last one at `positions`."""
 
     def __init__(self, weights: Weights, rank: int, batch: int) -> None:
         self.weights, self.functions = weights, Functions(Sizes.of(weights, rank))

@@ -19,8 +19,9 @@ WARM_UP_STEPS = 8
 
 @dataclass
 class Timed:
-    """Milliseconds per step of every repeat, each of `steps` steps, and every sequence's new tokens. Ours are on rank 0
-    only.
+    """Milliseconds per step of every repeat, each of `steps` steps, and every sequence's new tokens.
+
+    Ours are on rank 0 only.
     """
 
     name: str
@@ -68,8 +69,9 @@ def time_steps(llm: LLM, work: Work) -> Timed:
 
 
 def _launch(llm: LLM, work: Work, steps: int) -> tuple[float, list[list[int]]]:
-    """Milliseconds per step after every sequence has reached `work.context` tokens, and all sequences' tokens. On other
-    ranks than 0: (nan, []).
+    """Milliseconds per step after every sequence has reached `work.context` tokens, and all sequences' tokens.
+
+    On other ranks than 0: (nan, []).
     """
     params = SamplingParams(max_tokens=work.untimed + 1 + steps, ignore_eos=True)
     tokens: list[list[int]] = [[] for _ in range(work.batch)]

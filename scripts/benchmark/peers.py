@@ -113,9 +113,7 @@ class Peers:
         return Timed(name, times_ms, new, tokens)
 
     def compare(self, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Agreement:
-        """Compare the first sequence; `ours` must be rank 0's on every rank. Reads its prompt anew, so it must come
-        last.
-        """
+        """Compare the first sequence; `ours` must be rank 0's on every rank. Reads its prompt anew, so it must come last."""
         mine, peer = ours[0], theirs[0]
         of = min(len(mine), len(peer))
         same = next((i for i in range(of) if mine[i] != peer[i]), of)

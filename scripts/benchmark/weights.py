@@ -19,9 +19,7 @@ from distmk.weights.rows import open_rows
 
 @dataclass
 class Layer:
-    """Matrices are [outputs, inputs]; `qkv` has three matrices, one below the other. Norms of heads are None in a
-    Llama.
-    """
+    """Matrices are [outputs, inputs]; `qkv` has three matrices, one below the other. Norms of heads are None in a Llama."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -55,8 +53,9 @@ class Reader:
         self._rows = open_rows(checkpoint, device.type)
 
     def matrix(self, parts: Sequence[RowRange], cols: slice) -> Tensor:
-        """Columns `cols` of the rows of `parts`, one below the other. Read in pieces, because each read needs
-        additional memory.
+        """Columns `cols` of the rows of `parts`, one below the other.
+
+        Read in pieces, because each read needs additional memory.
         """
         num_cols = cols.stop - cols.start
         out = torch.empty(sum(end - begin for _, begin, end in parts), num_cols, dtype=self._dtype, device=self._device)

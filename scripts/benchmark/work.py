@@ -93,9 +93,7 @@ def work_of(arguments: argparse.Namespace) -> Work:
 
 
 def read_config(model: str, num_layers: int | None) -> ModelConfig:
-    """The config of a preset, a config.json or a model's folder, with `num_layers`. UsageError (ModelError): there is
-    none.
-    """
+    """The config of a preset, a config.json or a model's folder, with `num_layers`. UsageError (ModelError): there is none."""
     checkpoint = open_checkpoint(model, "dummy")
     checkpoint.close()
     config = checkpoint.config
@@ -107,9 +105,7 @@ def read_config(model: str, num_layers: int | None) -> ModelConfig:
 
 
 def part_of(config: ModelConfig, num_ranks: int) -> ModelConfig:
-    """A model of the size that each of `num_ranks` ranks has of this one. UsageError: the ranks do not have equal
-    parts.
-    """
+    """A model of the size that each of `num_ranks` ranks has of this one. UsageError: the ranks do not have equal parts."""
     names = ("num_heads", "num_kv_heads", "intermediate_size", "vocab_size")
     if odd := [name for name in names if getattr(config, name) % num_ranks]:
         raise UsageError(f"--as-of {num_ranks} does not divide the model's {odd[0]}, {getattr(config, odd[0])}")

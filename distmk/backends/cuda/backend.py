@@ -184,8 +184,9 @@ class CudaBackend:
         return Abort(int.from_bytes(self._heap.tensor[:ABORT_BYTES].cpu().numpy().tobytes(), "little"))
 
     def read_global(self, name: str, num_bytes: int) -> bytes:
-        """The contents of a global variable of the kernel. BuildError: the kernel was compiled without it, or it cannot
-        be read.
+        """The contents of a global variable of the kernel.
+
+        BuildError: the kernel was compiled without it, or it cannot be read.
         """
         from cuda.bindings import driver
 
@@ -206,8 +207,9 @@ class CudaBackend:
         return self._liveness.lost_ranks()
 
     def close(self) -> None:
-        """Leave NVSHMEM together with the other ranks. If one of them is gone, leave alone, because NVSHMEM would wait
-        for it.
+        """Leave NVSHMEM together with the other ranks.
+
+        If one of them is gone, leave alone, because NVSHMEM would wait for it.
         """
         if self._closed:
             return

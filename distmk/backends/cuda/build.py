@@ -29,9 +29,7 @@ KERNEL = "distmk_megakernel"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A compilation target: the GPUs of one compute capability. Other GPUs of the same generation have less shared
-    memory.
-    """
+    """A compilation target: the GPUs of one compute capability. Other GPUs of the same generation have less shared memory."""
 
     name: str
     capability: tuple[int, int]
@@ -73,9 +71,7 @@ class Report:
 
 
 def architecture_of(capability: tuple[int, int]) -> str:
-    """The name of the architecture to compile for. UsageError: the kernel does not run on GPUs of this compute
-    capability.
-    """
+    """The name of the architecture to compile for. UsageError: the kernel does not run on GPUs of this compute capability."""
     for each in ARCHITECTURES.values():
         if each.capability == tuple(capability):
             return each.name
@@ -151,9 +147,7 @@ def built_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path | None
 
 
 def copy_cubin(cubin: Path, folder: Path) -> Path:
-    """Copy a kernel, its report and its digest to `folder`, for DISTMK_CUBIN_DIR. BuildError: the folder cannot be
-    written.
-    """
+    """Copy a kernel, its report and its digest to `folder`, for DISTMK_CUBIN_DIR. BuildError: the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix="scratch-") as scratch:

@@ -68,8 +68,9 @@ def check_residence(bootstrap: Bootstrap) -> None:
 
 
 def check_sharing(uuids: Sequence[str], mps: bool) -> None:
-    """UsageError if ranks share a GPU in time slices. `uuids`: each rank's GPU. `mps`: ranks that share a GPU run side
-    by side.
+    """UsageError if ranks share a GPU in time slices.
+
+    `uuids`: each rank's GPU. `mps`: ranks that share a GPU run side by side.
 
     A launch that waits for requests would use its time slices like one that computes, and take them from the others.
     """

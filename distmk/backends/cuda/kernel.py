@@ -22,8 +22,7 @@ class Kernel:
 
 
 def load_module(device: Any, own_types: Sequence[str]) -> Any:
-    """The object code of the kernel for `device` (of cuda.core) with these registered task types, compiled if
-    necessary.
+    """The object code of the kernel for `device` (of cuda.core) with these registered task types, compiled if necessary.
 
     BuildError: there is no such kernel, and it cannot be compiled.
     """
@@ -33,8 +32,9 @@ def load_module(device: Any, own_types: Sequence[str]) -> Any:
 
 
 def fit_kernel(module: Any, device: Any, grid: int, num_sms: int) -> Kernel:
-    """The kernel of `module` with `grid` blocks. UsageError: `num_sms` SMs cannot keep them all resident, as the
-    protocol requires.
+    """The kernel of `module` with `grid` blocks.
+
+    UsageError: `num_sms` SMs cannot keep them all resident, as the protocol requires.
 
     A cooperative launch keeps them resident. Without one, other work may get the GPU between the kernels of two
     iterations. Blocks that find no room then wait for the others, which leave at the deadline.

@@ -1,6 +1,4 @@
-"""A launch of the kernel on a GPU: one kernel for all iterations, or several in a row if blocks cannot be kept
-resident.
-"""
+"""A launch of the kernel on a GPU: one kernel for all iterations, or several in a row if blocks cannot be kept resident."""
 
 from __future__ import annotations
 
@@ -224,9 +222,7 @@ def _bytes_of(memory: Any) -> npt.NDArray[np.uint8]:
 
 
 def _pin(memory: Any, has_contents: bool = True) -> Any:
-    """A copy in page-locked host memory, as a uint8 tensor. Without `has_contents`, uninitialized memory of the same
-    size.
-    """
+    """A copy in page-locked host memory, as a uint8 tensor. Without `has_contents`, uninitialized memory of the same size."""
     import torch
 
     if has_contents:

@@ -23,8 +23,7 @@ EXIT_S = 10  # seconds that a process may take to end after its heap was abandon
 
 
 class SymmetricHeap:
-    """This rank's zeroed heap of `num_bytes`. `bases[r]`: the address here of rank r's heap; 0 if no pointer reaches
-    it.
+    """This rank's zeroed heap of `num_bytes`. `bases[r]`: the address here of rank r's heap; 0 if no pointer reaches it.
 
     Construction is collective. `module`: the loaded object code, whose NVSHMEM state is initialized.
     """

@@ -1,6 +1,4 @@
-"""Python packages that the cuda backend imports, and the settings that it needs from them. This module imports none of
-them.
-"""
+"""Python packages that the cuda backend imports, and the settings that it needs from them. This module imports none of them."""
 
 from __future__ import annotations
 

@@ -39,9 +39,7 @@ def compile_command(nvcc: Path, architecture: str, includes: Sequence[Path] = ()
 
 
 def build_probe(architecture: str) -> Path:
-    """The path of the compiled probe, from the cache if it is there. BuildError: no nvcc, or the cache cannot be
-    written.
-    """
+    """The path of the compiled probe, from the cache if it is there. BuildError: no nvcc, or the cache cannot be written."""
     nvcc, version = find_nvcc()
 
     def make(scratch: Path) -> Path:

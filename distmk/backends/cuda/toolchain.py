@@ -54,9 +54,7 @@ def find_toolchain() -> Toolchain:
 
 
 def find_nvcc() -> tuple[Path, str]:
-    """nvcc from CUDA_HOME, else PATH, else the pip packages, and its version. BuildError: there is none, or it is too
-    old.
-    """
+    """nvcc from CUDA_HOME, else PATH, else the pip packages, and its version. BuildError: there is none, or it is too old."""
     home, on_path = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
     candidates = [Path(home) / "bin" / "nvcc"] if home else []
     candidates += [Path(on_path)] if on_path else []
@@ -81,8 +79,9 @@ def find_nvshmem() -> Path:
 
 
 def cuda_home(nvcc: Path) -> Path:
-    """The folder of CUDA that nvcc compiles with; nvcc may be a script in another folder. BuildError: nvcc does not
-    name the folder.
+    """The folder of CUDA that nvcc compiles with; nvcc may be a script in another folder.
+
+    BuildError: nvcc does not name the folder.
     """
     found = re.search(r"^#\$ TOP=(.+)$", run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull]), re.MULTILINE)
     if found is None:

@@ -259,9 +259,7 @@ def _refuse_far(rank: int, far: int) -> None:
 
 
 def _arena(num_bytes: int) -> mmap.mmap:
-    """Zeroed private memory; pages are allocated when they are touched. UsageError: the address space has no room for
-    it.
-    """
+    """Zeroed private memory; pages are allocated when they are touched. UsageError: the address space has no room for it."""
     try:
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     except (OSError, OverflowError) as error:

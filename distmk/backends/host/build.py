@@ -66,9 +66,7 @@ def load_runtime(own_types: Sequence[str] = ()) -> ctypes.CDLL:
 
 
 def load_emulator(own_types: Sequence[str] = ()) -> ctypes.CDLL:
-    """Load the emulator, which has the same functions. BuildError: as for `load_runtime`, or the processor is not
-    x86-64.
-    """
+    """Load the emulator, which has the same functions. BuildError: as for `load_runtime`, or the processor is not x86-64."""
     flags = [flag for flag in env.nvcc_flags() if flag.startswith("-D")]
     return _load(build_emulator(flags, own_types=own_types), own_types)
 
@@ -132,8 +130,9 @@ def build_sources(
     own: OwnSources | None = None,
     objects: Sequence[Path] = (),
 ) -> Path:
-    """The path of `sources` compiled with `flags` and linked. It is taken from the cache if the cache has it for this
-    processor.
+    """The path of `sources` compiled with `flags` and linked.
+
+    It is taken from the cache if the cache has it for this processor.
 
     headers: files that the sources include besides csrc's *.h.
     generated: text of generated headers, by the name in the include.
@@ -180,8 +179,9 @@ def _cpu_flags() -> str:
 
 
 def compile_command(compiler: str, flags: Sequence[str], source: Path, generated: Path) -> list[str]:
-    """The command that compiles `source`, without the name of its output. Headers in the folder `generated` come before
-    csrc's.
+    """The command that compiles `source`, without the name of its output.
+
+    Headers in the folder `generated` come before csrc's.
     """
     return [compiler, *flags, f"-I{generated}", f"-I{csrc_dir()}", "-c", str(source)]
 

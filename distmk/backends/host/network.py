@@ -60,8 +60,9 @@ class Network:
             self._library.distmk_network_abort(self.number, int(reason))
 
     def drain(self) -> None:
-        """Wait until everything that the far ranks sent in the last launch has arrived. Collective; no rank may be in a
-        launch.
+        """Wait until everything that the far ranks sent in the last launch has arrived.
+
+        Collective; no rank may be in a launch.
 
         RankLostError: a rank is still connected but does not answer within the bootstrap's `timeout_s`.
         """

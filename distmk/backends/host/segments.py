@@ -1,5 +1,4 @@
-"""Segments of shared memory: unnamed files of a tmpfs. They have a name only while the ranks open each other's
-segments.
+"""Segments of shared memory: unnamed files of a tmpfs. They have a name only while the ranks open each other's segments.
 
 The owner of a segment holds a lock on it as long as it lives, so a later run can tell a leftover from a segment in use.
 """
@@ -92,8 +91,9 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def open_segment(path: Path, num_bytes: int) -> int:
-    """Open the segment of another rank. FileNotFoundError: it does not exist. UsageError: the file is not one that a
-    rank makes.
+    """Open the segment of another rank.
+
+    FileNotFoundError: it does not exist. UsageError: the file is not one that a rank makes.
     """
     refusal = f"{path} is no shared memory of this job: expected a file of {num_bytes} bytes, owned and read by this user alone"
     try:

@@ -33,8 +33,9 @@ PROBE_BYTES = 4096
 
 
 def find_hosts(bootstrap: Bootstrap) -> tuple[int, ...]:
-    """The number of ranks of each host, in rank order. A host is a group of consecutive ranks that share memory.
-    Collective.
+    """The number of ranks of each host, in rank order.
+
+    A host is a group of consecutive ranks that share memory. Collective.
 
     The numbers sum to the number of ranks. If the ranks of some host are not consecutive, there is one group. Within a
     host, DISTMK_VIRTUAL_NODE_SIZE and DISTMK_FAULT_DELAY_PUTS make groups of a given size. UsageError on every rank: as
@@ -50,8 +51,9 @@ def _virtual_node_size() -> int | None:
 
 
 def host_sizes(reach: list[list[int]]) -> tuple[int, ...]:
-    """The sizes of the groups in `reach` (by rank, the ranks of its group). If they are not consecutive, one group has
-    all ranks.
+    """The sizes of the groups in `reach` (by rank, the ranks of its group).
+
+    If they are not consecutive, one group has all ranks.
     """
     groups = sorted({tuple(group) for group in reach})
     if any(group[-1] - group[0] >= len(group) for group in groups):
@@ -60,9 +62,7 @@ def host_sizes(reach: list[list[int]]) -> tuple[int, ...]:
 
 
 def check_reach(reach: list[list[int]]) -> None:
-    """UsageError unless `reach` (by rank, the ranks whose memory it shares, itself included) divides the ranks into
-    groups.
-    """
+    """UsageError unless `reach` (by rank, the ranks whose memory it shares, itself included) divides the ranks into groups."""
     for rank, shared in enumerate(reach):
         for other in shared:
             if reach[other] != shared:

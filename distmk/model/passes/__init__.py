@@ -1,5 +1,6 @@
-"""Compiler passes over a model's operators. Each is one rewrite on the way from plain operators to those that tasks
-compute.
+"""Compiler passes over a model's operators.
+
+Each is one rewrite on the way from plain operators to those that tasks compute.
 
 `PASSES` is their order. If a pass is skipped, its operators stay plain, which `distmk graph` shows. Lowering refuses
 operators that no task computes by itself.
@@ -31,9 +32,7 @@ PASSES: Mapping[str, Callable[[Node], Node]] = {
 
 
 def run_passes(output: Node, skip: Collection[str] = ()) -> Iterator[tuple[str, Node]]:
-    """Runs each pass that is not skipped, and yields its name and the new output. UsageError: an unknown name in
-    `skip`.
-    """
+    """Runs each pass that is not skipped, and yields its name and the new output. UsageError: an unknown name in `skip`."""
     if unknown := sorted(set(skip) - set(PASSES)):
         raise UsageError(f"there is no pass {', '.join(unknown)}; passes are {', '.join(PASSES)}")
     for name, apply in PASSES.items():

@@ -1,6 +1,4 @@
-"""y += a * x as a task: its operands, and what the rest of distmk needs to know about them. The bodies are beside this
-file.
-"""
+"""y += a * x as a task: its operands, and what the rest of distmk needs to know about them. The bodies are beside this file."""
 
 from __future__ import annotations
 
