@@ -36,9 +36,7 @@ def _integer(name: str, default: int, least: int, kind: str, advice: str, most: 
 
 
 def whole(text: str) -> int | None:
-    """The whole number that `text` writes in ASCII, with or without a sign; None if it is something else or has more
-    than 20 characters.
-    """
+    """The whole number that `text` writes in ASCII, with or without a sign; None: it is none, or longer than 20 characters."""
     return int(text) if re.fullmatch("[+-]?[0-9]+", text.strip(), re.ASCII) and len(text) <= 20 else None
 
 

@@ -20,9 +20,7 @@ class UsageError(DistmkError):
 
 
 class OwnUsageError(UsageError):
-    """A mistake that only this rank has met, so this rank reports it (or another rank of its host that has met the same
-    mistake).
-    """
+    """A mistake that this rank has met alone, so it reports it (or another rank of its host with the same mistake)."""
 
 
 class ModelError(UsageError):

@@ -99,9 +99,7 @@ def signals_to(handler: Callable[[int, FrameType | None], Any] | signal.Handlers
 
 
 def check_patience() -> None:
-    """Call the handler of a signal that was deferred PATIENCE_S ago, even in a deferred section: another rank does not
-    answer.
-    """
+    """Call the handler of a signal that was deferred PATIENCE_S ago, even inside a section: another rank does not answer."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and _section.depth and _section.came is not None and time.monotonic() - _section.since_s > PATIENCE_S:
         _section.raise_again()

@@ -62,9 +62,7 @@ def progress(doing: str, shown: bool = True, bar: bool = True) -> Iterator[Progr
 
 
 def leave_to_rank_0() -> None:
-    """This process is not rank 0: show no progress from now on, because rank 0 waits for the same and may share the
-    terminal.
-    """
+    """Show no progress from now on: rank 0 waits for the same work and may share the terminal."""
     global _is_other_rank
     _is_other_rank = True
 

@@ -60,9 +60,7 @@ def read_text(path: Path) -> str | None:
 
 
 def folder_fault(folder: Path) -> str | None:
-    """Why files of `folder` must not be loaded, as words to follow its name; None: they may be, or the folder does not
-    exist yet.
-    """
+    """Why files of `folder` must not be loaded, as words to follow its name; None: they may be, or it does not exist."""
     try:
         info = folder.stat()
     except OSError:
@@ -142,8 +140,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def publish(made: Path, target: Path) -> None:
-    """Move `made` to `target`, in a folder of the same file system, with its digest and the report (suffix .json) if
-    there is one.
+    """Move `made` to `target`, on the same file system, with its digest and, if there is one, its report (suffix .json).
 
     A reader finds all of them, or a file that differs from its digest, even after a power failure.
     """

@@ -1,6 +1,4 @@
-"""Defaults for options that the user leaves open (backend, lengths, numbers of workers and sequences), and limits on
-given ones.
-"""
+"""Defaults and limits of options: backend, lengths, and numbers of workers and sequences."""
 
 from __future__ import annotations
 

@@ -46,9 +46,7 @@ Entries = npt.NDArray[Any]  # of ENTRY
 
 
 class RunnerRecords(NamedTuple):
-    """The trace of one worker or scheduler in a launch: its last entries, oldest first, and the number of dropped
-    earlier ones.
-    """
+    """The trace of one worker or scheduler in a launch: its last entries, oldest first; earlier ones are counted."""
 
     entries: Entries
     num_dropped: int

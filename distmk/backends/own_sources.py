@@ -1,6 +1,4 @@
-"""The parts that registered task types (`distmk.tasks.own_types`) add to a runtime: a header that replaces csrc/abi.h,
-and bodies.
-"""
+"""The parts of registered task types (`distmk.tasks.own_types`) in a runtime: bodies, and a header that replaces csrc/abi.h."""
 
 from __future__ import annotations
 
@@ -37,8 +35,8 @@ class OwnSources:
     key: tuple[str, ...]
 
     def write(self, folder: Path) -> None:
-        """Write abi.h, and a header that includes all bodies from their own folders, so that the compiler's messages
-        name the user's files.
+        """Write abi.h, and a header that includes the bodies where they are, so that compiler messages name the user's
+        files.
         """
         (folder / "abi.h").write_text(self.header)
         (folder / BODIES_HEADER).write_text("".join(f'#include "{path}"\n' for path in self.bodies))

@@ -52,9 +52,7 @@ class Launcher:
         return None
 
     def describe_stop(self, rank: int) -> str | None:
-        """A text if the process of `rank` is stopped, for example by SIGSTOP; None if it is not, or if the launcher
-        does not know.
-        """
+        """A text if the process of `rank` is stopped, for example by SIGSTOP; else, or if the launcher does not know, None."""
         return None
 
     def describe_loss(self, rank: int) -> str:
@@ -185,8 +183,7 @@ class Bootstrap(abc.ABC):
 
     @contextmanager
     def losing_stopped_ranks(self) -> Iterator[None]:
-        """In the block, a rank whose process is stopped (SIGSTOP, a debugger) counts as lost: for exchanges at the end
-        of a run.
+        """In the block, a rank whose process is stopped (SIGSTOP, a debugger) counts as lost: for the end of a run.
 
         Elsewhere other ranks wait for such a rank, because it may continue.
         """

@@ -66,9 +66,7 @@ class Newcomer:
         sock.send(_GREETING + self._nonce)
 
     def advance(self) -> int | None:
-        """Read what has arrived. Returns the rank once it is proved. Refused: the proof is wrong; OSError: the
-        connection is over.
-        """
+        """Read the bytes so far. Returns the rank once it is proved. Refused: wrong proof; OSError: the connection is over."""
         try:
             arrived = self.sock.recv(_ANSWER.size - len(self._answer))
         except BlockingIOError:

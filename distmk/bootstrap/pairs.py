@@ -1,6 +1,4 @@
-"""Connections beside the star between pairs of ranks that share no memory: one for each pair, authenticated by the
-star's key.
-"""
+"""Connections beside the star, one for each pair of ranks that share no memory, authenticated by the star's key."""
 
 from __future__ import annotations
 

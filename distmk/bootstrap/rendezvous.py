@@ -52,9 +52,7 @@ class Introducer:
 
 @dataclass(frozen=True)
 class Way:
-    """The route to rank 0: the name of an abstract Unix socket, or hosts and a port; and the key, if the launcher
-    carries it.
-    """
+    """The route to rank 0: an abstract Unix socket, or hosts and a port; and the key, if the launcher carries it."""
 
     unix: str = ""
     hosts: tuple[str, ...] = ()
@@ -199,9 +197,7 @@ def _become_spoke(
 
 
 def join_unix(name: str, rank: int, authkey: bytes, timeout_s: float) -> Link:
-    """The link to rank 0 over the abstract Unix socket `name`. Raises RankLostError if there is no such socket, or it
-    belongs to another user.
-    """
+    """The link to rank 0 over the abstract Unix socket `name`. RankLostError: there is none, or it is another user's."""
 
     def connect(limit_s: float) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -242,8 +238,7 @@ def reach(hosts: Sequence[str], port: int, rank: int, authkey: bytes, timeout_s:
 
 
 def _exchange_hosts(star: Star, member: Member) -> None:
-    """Set hosts and addresses of all ranks, the job's key if rank 0 made it, and the local rank and size if the
-    launcher did not.
+    """Set hosts and addresses of all ranks, the key if rank 0 made it, and local rank and size if the launcher did not.
 
     The launcher's own local rank has precedence, since the launcher may also have chosen the visible GPUs by it.
     """

@@ -58,7 +58,7 @@ NUM_STEPS = 10
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was proved correct, and how long that took."""
+    """The size of a proved program, and the time that the proof took."""
 
     num_tasks: int
     num_events: int

@@ -1,4 +1,4 @@
-"""Every allocation lies inside its rank's memory and overlaps no other one, and launches zero what the protocol needs
+"""Allocations lie inside their rank's memory and do not overlap, and launches zero all memory that the protocol needs
 zeroed.
 """
 

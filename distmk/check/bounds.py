@@ -169,7 +169,7 @@ class _Reader:
         return tuple(found)
 
     def _locate(self, access: Access, rank: int) -> Span | None:
-        """The span of an access; None for a read of read-only memory. ValueError: what is wrong with it."""
+        """The span of an access; None for a read of read-only memory. ValueError: the access has a fault."""
         self._check_shape(access, rank)
         index = self.allocations.find(access.space, access.rank, access.offset)
         if index < 0:

@@ -1,6 +1,4 @@
-"""An event's count stands for all of its producers: none of them signals for the next iteration before all have
-signaled for this one.
-"""
+"""An event's count stands for all its producers: none signals for the next iteration before all have signaled for this one."""
 
 from __future__ import annotations
 

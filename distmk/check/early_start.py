@@ -1,4 +1,4 @@
-"""What has happened when a task may start before its waits are met.
+"""The vector clock at which a task may start, if its worker may start it before its waits are met.
 
 A worker may start a task as soon as the body of the previous task in its queue is done and the waits of the task before
 that are met. With `deep_lookahead` the last two tasks need only be done, and the waits of the task before those two
@@ -50,8 +50,8 @@ class EarlyStart:
     def write_clock(self, task: int) -> VectorClock:
         """When a polling task may write, which is after it has polled its inputs.
 
-        If the task may skip its waits, its polls also prove what the producers of its events knew after their own
-        waits. Producers that poll prove nothing, as they may write before their waits are met.
+        If the task may skip its waits, its polls also prove that the producers of its events had met their own waits.
+        Producers that poll prove nothing, as they may write before their waits are met.
         """
         clock: VectorClock = self.clock(task).copy()
         for event, lag in self.before.signals.waits[task] if self._skips_waits[task] else ():
@@ -93,9 +93,7 @@ def _polled(spans: tuple[Span, ...]) -> Polled:
 
 
 def _backwards(queue: Ints, index: int, num_tasks: int) -> Iterator[int]:
-    """The nodes before position `index` of a queue, nearest first: the second iteration's, then the whole queue of the
-    first iteration.
-    """
+    """The nodes before position `index` of a queue, nearest first: the second iteration's, then all of the first iteration."""
     for task in queue[:index][::-1]:
         yield int(task) + num_tasks
     yield from map(int, queue[::-1])

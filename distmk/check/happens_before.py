@@ -114,9 +114,7 @@ class HappensBefore:
         return known
 
     def requirement_of_event(self, event: int) -> Requirement:
-        """What it means that `event` has reached its count in iteration 0: its producers are done, as far as the event
-        proves.
-        """
+        """What `event` proves with its count of iteration 0: pushed data has landed; producers without pushes are done."""
         rank = int(self.tables.event_rank[event])
         nodes = self.signals.producers[event]
         done, pushes = [], []
@@ -151,8 +149,8 @@ class HappensBefore:
         return self._landed(node, self.clocks.table[node] if clock is None else clock, other, rank)
 
     def _landed(self, node: int, clock: VectorClock, pusher: int, rank: int) -> bool:
-        """Whether the writes of `pusher` to `rank` have landed: `pusher` is done at `clock`, or a wait for an event of
-        `rank` has been met.
+        """Whether the writes of `pusher` to `rank` have landed: `pusher` is done, or a wait for its event on `rank` has
+        been met.
         """
         if self.clocks.happened(pusher, clock):
             return True

@@ -1,12 +1,11 @@
-"""Lamport buffers: a task that polls an element before its waits are met reads zero ("not published yet") or the right
-value.
+"""Lamport buffers: whenever a task polls an element before its waits are met, it reads zero ("not yet") or the right value.
 
 A task may poll its inputs as soon as its worker may start it (`early_start`); for a spread task, as soon as the first
 worker may. It takes any element that is not zero. Therefore an element must be zero or right whenever it can be polled.
 That holds if a launch starts with zeros, every element is published once between two resets, and the resets have
 happened when a task starts to poll. A task that may end without its waits must know as much as if it had waited.
 
-The second iteration is checked, as for races: it starts with what the first one left.
+The second iteration is checked, as for races. It starts with the memory that the first one leaves.
 """
 
 from __future__ import annotations
@@ -176,8 +175,8 @@ class _Lamport:
                 self.findings.add("arrival", f"{self.tables.describe_task(task)} {text}{why}")
 
     def _is_polled(self, producer: int, rank: int, polled: set[tuple[int, int]]) -> bool:
-        """Whether `producer` publishes some of the `polled` cells and, apart from pushes to other ranks than `rank`,
-        writes nothing else.
+        """Whether `producer` publishes some of the `polled` cells and writes nothing else, except pushes to other ranks
+        than `rank`.
         """
         some = False
         for span in self.spans[producer]:

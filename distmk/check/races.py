@@ -1,8 +1,8 @@
 """No races: any two conflicting accesses are ordered.
 
-A task that may idle proves nothing about the tasks before it, so later accesses to what it writes are also compared
-with the accesses before it. Tasks that write rows of different owners in the same bytes need no order between them.
-Each of them is compared with what came before the first of them; later accesses are compared with all of them.
+A task that may idle proves nothing about the tasks before it, so later accesses to its bytes are also compared with the
+accesses before it. Tasks that write rows of different owners in the same bytes need no order between them. Each of them
+is compared with what came before the first of them; later accesses are compared with all of them.
 
 Two iterations are enough, as for `happens_before`. A task accesses memory after its waits, unless it polls. A polling
 task may write as soon as its worker starts it (`early_start`), and every access to the bytes that it overwrites must
@@ -38,8 +38,7 @@ def _nodes(group: Group) -> tuple[int, ...]:
 
 
 def _to_compare(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """The spans without reads of bytes that the task also writes: the write is ordered against everything that the read
-    would be.
+    """The spans without reads of bytes that the task also writes, because the write is ordered against more accesses.
 
     Polling reads stay, because they happen at another time than the write.
     """
@@ -62,9 +61,7 @@ class DividedWrite:
 
 
 class _Races:
-    """Replays the accesses in an order in which they can happen, and compares each with the latest accesses to the same
-    bytes.
-    """
+    """Replays the accesses in a possible order, and compares each with the latest accesses to the same bytes."""
 
     def __init__(self, before: HappensBefore, early: EarlyStart, findings: Findings) -> None:
         self.before, self.early, self.findings = before, early, findings
@@ -116,9 +113,7 @@ class _Races:
             divided.versions = readers.version, writers.version
 
     def _divided_write(self, node: int, span: Span) -> DividedWrite | None:
-        """The divided write that `node` takes part in, if other owners have begun it and nothing has accessed the bytes
-        since.
-        """
+        """The divided write that `node` joins, if other owners have begun it and nothing has accessed the bytes since."""
         divided = self.divided.get(span[1:4]) if span.owner is not None else None
         if divided is None or span.owner in divided.owners:
             return None

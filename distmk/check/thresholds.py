@@ -1,5 +1,5 @@
-"""Every wait's threshold is the amount by which its event grows in an iteration; the scheduler step signals the
-iteration barriers.
+"""A wait's threshold is the amount by which its event grows in an iteration; the scheduler step signals the iteration
+barriers.
 """
 
 from __future__ import annotations
@@ -101,9 +101,7 @@ def _barriers(tables: ProgramTables, step: int | None) -> tuple[int, ...]:
 
 
 def _check_barriers(tables: ProgramTables, signals: Signals, findings: Findings) -> None:
-    """If there is a scheduler step, every rank has an iteration barrier that the step signals once; otherwise no rank
-    has one.
-    """
+    """With a scheduler step, every rank has an iteration barrier that the step signals once; without, no rank has one."""
     step = signals.scheduler_step
     for rank, part in enumerate(tables.ranks):
         index = part.header.iteration_event

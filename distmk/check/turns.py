@@ -34,7 +34,7 @@ Contents = dict[Placed, set[Content]]
 
 @dataclass(frozen=True)
 class Turn:
-    """What the checks across programs need to know about one that is proved."""
+    """The facts about a proved program that the checks across programs need."""
 
     protocol: list[tuple[int, int, str]]  # areas of the heap in front of the buffers: offset, bytes, name
     contents: Contents  # by allocation: how tasks interpret its bytes

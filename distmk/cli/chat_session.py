@@ -33,9 +33,7 @@ class ChatSession:
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
     def take(self, line: str) -> bool:
-        """Do what a line says. Returns False if the user wants to leave. UsageError: it cannot be done; the
-        conversation is unchanged.
-        """
+        """Do what a line says. Returns False to leave. UsageError: it cannot be done; the conversation is unchanged."""
         if not line.strip():
             return True
         if not line.startswith("/") or line.startswith("//"):

@@ -15,8 +15,7 @@ from distmk.errors import BrokenOutputError, DistmkError, Interrupted, OwnUsageE
 from distmk.interrupts import signals_to
 
 _REPORT_S = 0.5
-"""A rank that reports nothing waits for this time before it ends, because launchers end all other ranks, including rank
-0, once one has ended.
+"""A rank that reports nothing waits for this time before it ends: once one has ended, launchers end all, also rank 0.
 """
 
 _SAME_MISTAKE_S = 2.0
@@ -24,8 +23,7 @@ _SAME_MISTAKE_S = 2.0
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
-    """Call a script's `main`, and exit with the status that it returns or with that of its error, after one line about
-    the error.
+    """Call a script's `main`, and exit with its status or, after one line about it, with the status of its error.
 
     If a launcher started the ranks, one rank reports an error that all share, and each rank reports an error that only
     it has.
@@ -46,9 +44,7 @@ def status_of(run: Callable[[], int | None]) -> int:
 
 
 def _on_its_way(interrupt: KeyboardInterrupt) -> DistmkError | None:
-    """The error that was being handled when a launcher's signal to end arrived, because another rank had already ended
-    with it.
-    """
+    """The error that was being handled when a launcher's signal arrived, because another rank had already ended with it."""
     before = interrupt.__context__
     return before if isinstance(before, DistmkError) else None
 

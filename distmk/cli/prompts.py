@@ -19,7 +19,7 @@ NOTHING = "there is nothing to complete; give --prompt TEXT, --prompt @FILE, --p
 def read_prompts(given: Sequence[str], others: bool) -> list[str]:
     """The prompts of `--prompt`.
 
-    If there are none, `others` are not given either, and no launcher is in use, the piped input.
+    If there are none, and neither `others` nor a launcher, the piped input is the prompt.
 
     `-` stands for standard input, `@FILE` for a file's text, `@@text` for the text `@text`. One line break at the end
     of a source is not part of the prompt. Only rank 0 reads, because only its prompts count. UsageError: a source

@@ -219,9 +219,7 @@ class Task:
         return {}
 
     def weight_bytes(self) -> int:
-        """Bytes of weights streamed in an iteration. Divided by the memory bandwidth they are a lower bound of a decode
-        step's time.
-        """
+        """Bytes of weights streamed in an iteration; over the memory bandwidth, a lower bound of a decode step's time."""
         return 0
 
     def max_instances(self) -> int:
@@ -288,9 +286,7 @@ T = TypeVar("T", bound=type[Task])
 
 
 def task_type(type_id: int, name: str) -> Any:
-    """Class decorator that adds a task type under `type_id`; its bodies in csrc are `body_<name>`. TypeError: see
-    `add_type`.
-    """
+    """Class decorator: add a task type under `type_id`, with bodies `body_<name>` in csrc. TypeError: see `add_type`."""
 
     def decorate(cls: T) -> T:
         add_type(cls, type_id, name)

@@ -95,9 +95,7 @@ def emit_all_reduce(
 
 
 def _blocks(plan: WorkPlan, buffers: SlabBuffers, write: int, rank: int, cols: Range) -> tuple[Region, ...]:
-    """The blocks that a rank adds to columns `cols` of its residual stream: the slots of all ranks, or the total of all
-    hosts.
-    """
+    """The blocks that a rank adds to columns `cols` of its residual stream: all ranks' slots, or the total of all hosts."""
     if plan.options.crosses_hosts:
         return (buffers.host_slots_at(write).total.at(rank, *cols),)
     return tuple(_block(plan, buffers, write, rank, source, cols) for source in plan.ranks)

@@ -1,6 +1,4 @@
-"""An estimate of a program's memory from its config and options alone, so that a model that does not fit is refused
-before compilation.
-"""
+"""An estimate of a program's memory from config and options, to refuse a model that does not fit before compilation."""
 
 from __future__ import annotations
 

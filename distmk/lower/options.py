@@ -30,9 +30,7 @@ class Bucket:
 
     @property
     def has_jobs(self) -> bool:
-        """Whether tasks are jobs of whole matrices that all workers share (`lower/jobs.py`), rather than one slab for
-        each worker.
-        """
+        """Whether tasks are jobs of whole matrices that all workers share (`lower/jobs.py`), not one slab per worker."""
         return self.max_rows > MAX_ROWS
 
 
@@ -166,9 +164,7 @@ class DecodeOptions:
 
     @property
     def fixed_split_len(self) -> int:
-        """With `deterministic`, the positions of each split: `min_split`, or more if `max_splits` such splits do not
-        cover a sequence.
-        """
+        """With `deterministic`, the positions of each split: `min_split`, or more if `max_splits` of these are too few."""
         least = max(self.min_split, -(-self.max_model_len // self.max_splits))
         return -(-least // KV_TILE) * KV_TILE
 

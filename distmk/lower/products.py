@@ -1,5 +1,4 @@
-"""The matrix products of a model: which checkpoint rows make each rank's matrix, and how these rows are divided among
-tasks.
+"""The matrix products of a model: the checkpoint rows of each rank's matrix, and how tasks divide these rows.
 
 The programs of all buckets multiply the same matrices, packed for one task per slab (`Weight.tiling`).
 """
@@ -53,9 +52,7 @@ class Product:
 def slab_task(
     plan: WorkPlan, product: Product, rank: int, rows: Range, *, x_squares: Region | None = None, **operands: Any
 ) -> Linear:
-    """The task of a slab, which is `rows` of a rank's matrix. x_squares: of x, if the norm's weight is not folded into
-    the matrix.
-    """
+    """The task of slab `rows` of a rank's matrix. x_squares: of x, if the norm's weight is not folded into the matrix."""
     bias = product.biases[rank]
     operands |= {
         "rank": rank,
@@ -136,9 +133,7 @@ def input_norms(graph: Graph, plan: WorkPlan, op: Operator | None) -> tuple[Slab
 
 
 def head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None, offset: float) -> Slab | None:
-    """The weight of the norm of a query or key head, with elements in the order of the head's rows; None without such a
-    norm.
-    """
+    """The weight of the norm of a query or key head, in the order of the head's rows; None without such a norm."""
     segments = [Segment(f"{tensor}.weight", begin, end) for begin, end in _rotated_rows(plan, (0, 1))]
     return _vector(graph, rank, segments, offset=offset) if tensor else None
 

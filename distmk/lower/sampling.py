@@ -1,5 +1,4 @@
-"""Sampling of rows that need their logits over the whole vocabulary: rank 0 collects them, and one task per row draws a
-token.
+"""Sampling of rows that need logits over the whole vocabulary: rank 0 collects these, and one task per row draws a token.
 
 In an iteration without such rows these tasks signal before their waits are met (`Task.may_idle`), so a greedy batch
 does not wait for them.
@@ -30,8 +29,7 @@ FIRST_WORKER = 1  # worker 0 runs `sample`
 
 @dataclass(frozen=True)
 class SamplingBuffers:
-    """Memory of sampling. All ranks use `logits`; only rank 0 uses the other buffers. rows: the most that an iteration
-    samples.
+    """Memory of sampling. All ranks use `logits`; only rank 0 uses the rest. rows: the most that an iteration samples.
 
     logits: f32 [rows, ranks' shards of the vocabulary, `section_stride` apart]. Each rank stores its shard for the rows
       that need logits or keep them. Rank 0 gets the shards of all ranks for the rows that need them.

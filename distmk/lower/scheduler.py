@@ -1,6 +1,4 @@
-"""The scheduler step at the start of an iteration: it takes the tokens of the last iteration and makes the batch of
-this one.
-"""
+"""The scheduler step at the start of an iteration: it takes the last iteration's tokens and makes this one's batch."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ def mlp_write(layer: int) -> int:
 
 
 class Bf16Output(TypedDict, total=False):
-    """Output operands of a task that writes columns of the residual stream: their bf16 copy, and the columns that it
-    resets.
+    """Output operands of a task that writes columns of the residual stream: their bf16 copy, and columns to be reset.
 
     If the next matrix does not contain the weight of its norm, also that weight and the region for the columns' sums of
     squares.
@@ -108,9 +107,7 @@ class SlabBuffers(ProgramBuffers):
         return output
 
     def x_squares(self, plan: WorkPlan, write: int, rank: int) -> Region | None:
-        """The sums of squares that the tasks of a write store; None: there is no norm, or its weight is folded into a
-        matrix.
-        """
+        """The sums of squares that the tasks of a write store; None: no norm, or its weight is folded into a matrix."""
         if not self.squares or not self.input_norms[write][rank]:
             return None
         cols = plan.embed if write == EMBED_WRITE else plan.o if write % 2 == attention_write(0) % 2 else plan.down

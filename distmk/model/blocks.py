@@ -1,6 +1,4 @@
-"""The last step of the compiler: turns the operators that all passes have left into the blocks that lowering takes, and
-checks them against the config.
-"""
+"""The last step of the compiler: turns operators into the blocks that lowering takes, and checks them against the config."""
 
 from __future__ import annotations
 

@@ -123,8 +123,7 @@ def know_as(cls: type[CausalLM], family: str) -> None:
 
 
 def register_model(architecture: str, family: str | None = None) -> Callable[[M], M]:
-    """Class decorator that registers the model of checkpoints whose `architectures` names `architecture`, as vLLM's
-    `ModelRegistry`.
+    """Class decorator that registers the model for an entry of `architectures` in checkpoints, like vLLM's `ModelRegistry`.
 
     family: the `model_type` of these checkpoints; None: the architecture's name. UsageError: another class has one of
     the names.

@@ -32,9 +32,7 @@ WINDOWED, FULL = "sliding_attention", "full_attention"
 
 
 def refuse_unsupported(f: Fields, own: Collection[str]) -> None:
-    """Raise ModelError for features that would change the result if they were ignored, except the keys `own`, which are
-    not ignored.
-    """
+    """Raise ModelError for features that would change the result if they were ignored. Keys in `own` are not ignored."""
     act = f.values.get("hidden_act", "silu")
     if act not in ("silu", "swish") and "hidden_act" not in own:  # two names of one function
         raise ModelError(f"{f.where}: hidden_act {act!r} is not supported; only 'silu' is")

@@ -27,8 +27,8 @@ FINITE = (-1e30, 1e30)  # the range of numbers that float32 can represent togeth
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows [first_row, first_row + num_rows) of a checkpoint's matrix of `stored_rows` rows, multiplied by `scale`,
-    like its bias.
+    """Rows [first_row, first_row + num_rows) of a checkpoint's matrix of `stored_rows` rows; they and the bias times
+    `scale`.
     """
 
     tensor: str

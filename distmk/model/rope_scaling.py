@@ -45,9 +45,9 @@ class DynamicScaling:
 class YarnScaling:
     """YaRN (Peng et al., arXiv:2309.00071).
 
-    Wavelengths that turn fewer than `beta_slow` times in `original_max_position` positions grow by `factor`. Those that
-    turn more than `beta_fast` times stay. Those in between are interpolated. truncate: whether the range in between is
-    widened to whole dimensions. attention_factor: a factor of cosines and sines.
+    Wavelengths that turn fewer than `beta_slow` times in `original_max_position` positions grow by `factor`.
+    Wavelengths that turn more than `beta_fast` times stay. Those in between are interpolated. truncate: whether the
+    range in between is widened to whole dimensions. attention_factor: a factor of cosines and sines.
     """
 
     factor: float
@@ -114,8 +114,7 @@ def context_length(scaling: RopeScaling | None, max_position: int) -> int:
 
 
 def pretraining_length(scaling: RopeScaling | None) -> int | None:
-    """The length of pretraining in tokens, if longer contexts have other frequencies; None: frequencies do not depend
-    on the length.
+    """The length of pretraining in tokens, if longer contexts have other frequencies; None: they have the same.
 
     transformers chooses such frequencies by the length of each text. A run chooses once, by the longest text that it
     accepts, because keys in a KV cache cannot be rotated again.

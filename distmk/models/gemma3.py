@@ -1,6 +1,4 @@
-"""Gemma 3, text (arXiv:2503.19786): Gemma 2 without soft caps, with norms of query and key heads and a rotary base for
-windows.
-"""
+"""Gemma 3, text (arXiv:2503.19786): Gemma 2 with norms of query and key heads, no soft caps, and a rotary base for windows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama with biases for queries, keys and values, whatever the config says about
-biases.
-"""
+"""Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama with biases for queries, keys and values, whatever the config says."""
 
 from __future__ import annotations
 

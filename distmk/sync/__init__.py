@@ -1,3 +1,1 @@
-"""Which task waits for which: events derived from overlapping accesses, and the happens-before relation that follows
-from them.
-"""
+"""Which task waits for which: events derived from overlapping accesses, and the happens-before relation of tasks."""

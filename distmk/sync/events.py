@@ -152,9 +152,7 @@ class _Derivation:
         return kept
 
     def _check_known(self, node: int, dependency: Dependency) -> None:
-        """Raise UsageError unless the waits of `node`, on its own rank, prove that the data on the dependency's rank
-        has landed.
-        """
+        """Raise UsageError unless the waits of `node` on its own rank prove that the dependency's data has landed."""
         if self.order.after(node, dependency):
             return
         tasks = self.graph.tasks
@@ -199,9 +197,7 @@ class _Derivation:
         ]
 
     def _events(self, wiring: Wiring, made: EventsOf, rank: int, producers: tuple[int, ...]) -> list[Event]:
-        """The events on `rank` that prove that `producers` are done: one for all if their sum cannot miscount, else one
-        each.
-        """
+        """Events on `rank` that prove that `producers` are done: one for all if their sum cannot miscount, else one each."""
         key = (rank, producers)
         if key not in made:
             groups = [producers] if self._counts_safely(producers, rank) else [(producer,) for producer in producers]

@@ -138,8 +138,7 @@ class HappensBefore:
         return Dependency(kept, rank, pushes, chain, int(need[chain]), need, unlisted=max(last) >= self._num_lists)
 
     def unknown(self, node: int, dependency: Dependency) -> Dependency:
-        """The part of `dependency` that the waits of `node` do not imply yet, if some of its tasks are in no single
-        worker's list.
+        """The part of `dependency` that the waits of `node` do not imply yet, if some tasks are in no single worker's list.
 
         Each such task is known by itself, and a wait for all of them would make every one of them signal another event.
         Dependencies on tasks in lists stay whole, because other tasks wait for the same set.

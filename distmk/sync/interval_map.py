@@ -90,9 +90,7 @@ class IntervalMap:
         self.version = 0
 
     def add(self, begin: int, end: int, group: Group) -> None:
-        """Note that the nodes of `group` accessed [begin, end): add them to the entry of exactly that interval, or make
-        a new entry.
-        """
+        """Add the nodes of `group`, which accessed [begin, end), to the entry of exactly that interval, or make a new entry."""
         self.version += 1
         free = None  # the first tier with room for the interval, and the index there
         for tier in self._tiers:

@@ -78,9 +78,7 @@ def activation_cols(num_cols: int, tiled: bool) -> int:
 def activation_access(
     write: bool, rank: int, operand: int, num_cols: int, tiled: int, num_rows: int = MAX_BUCKET_ROWS
 ) -> Access:
-    """Activations of all rows. With fewer `num_rows`: of the sampled rows, which are the first rows of a buffer of the
-    same size.
-    """
+    """Activations of all rows; with fewer `num_rows`, of the sampled rows, which are the first of a buffer of the same size."""
     require(tiled <= 1, "a flag is neither 0 nor 1")
     content: Content = ("activations", int(num_cols), int(tiled))
     if tiled and num_rows < MAX_BUCKET_ROWS:

@@ -1,6 +1,4 @@
-"""Attention of a job iteration: new keys and values are appended to the KV cache, then every row attends up to its own
-position.
-"""
+"""Attention of a job iteration: appends new keys and values to the KV cache, then every row attends up to its own position."""
 
 from __future__ import annotations
 

@@ -36,9 +36,7 @@ def candidates_bytes(num_rows: int = MAX_ROWS) -> int:
 
 
 def batcher_bytes(num_pages: int, max_seqs: int = MAX_ROWS) -> int:
-    """Bytes of the batcher's state, with a KvPage for each page of the KV cache and the additional slots if there are
-    more than MAX_ROWS.
-    """
+    """Bytes of the batcher's state, with a KvPage for each page of the KV cache, and with the slots beyond MAX_ROWS."""
     pages = ctypes.sizeof(PagePoolState) + num_pages * ctypes.sizeof(KvPage)
     slot = ctypes.sizeof(RunningSequence) + EVENTS_PER_ROW * ctypes.sizeof(TokenEvent)
     return ctypes.sizeof(BatcherState) + pages + (slots_for(max_seqs) - MAX_ROWS) * slot

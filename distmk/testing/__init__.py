@@ -24,8 +24,7 @@ def compare_with_oracle(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> None:
-    """Run a graph on `num_ranks` ranks, and compare each rank's memory with the results of `Task.oracle` of its tasks
-    in order.
+    """Run a graph on `num_ranks` ranks, and compare each rank's memory with the results of its tasks' oracles.
 
     `build(rng)` returns the graph, which is the same on all ranks, or the graph and the contents of some regions that
     tasks read, as arrays. Other regions are random, and all other memory is poison. With several ranks `build` must be

@@ -49,9 +49,7 @@ class Launches:
         return self.memory.buffers(self.after)
 
     def check(self, writable: dict[Buffer, list[Rows]]) -> Iterator[Finding]:
-        """Check that tasks write `writable` and nothing else, that they declare it, that a second launch does the same,
-        and the events' counts.
-        """
+        """Check that tasks write and declare just `writable`, that a second launch does the same, and the events' counts."""
         may_write, accessed = self._writable_bytes(writable), self.memory.accessed()
         for space, extent in self.memory.extents.items():
             if not extent.whole.num_bytes:

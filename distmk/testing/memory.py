@@ -1,6 +1,4 @@
-"""A rank's memory around a launch: poison wherever no contents were given, so that any change outside the declared
-bytes shows.
-"""
+"""A rank's memory around a launch: poison where no contents are given, so that any undeclared change shows."""
 
 from __future__ import annotations
 

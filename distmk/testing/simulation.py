@@ -1,6 +1,4 @@
-"""The meaning of a graph according to its tasks' oracles: all ranks' memory after a single thread has run the tasks in
-order.
-"""
+"""The meaning of a graph according to its tasks' oracles: all ranks' memory after one thread has run the tasks in order."""
 
 from __future__ import annotations
 

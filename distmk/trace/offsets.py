@@ -33,9 +33,7 @@ INTERRUPTED = 0.01  # share of differences to leave out
 
 
 class Offsets(NamedTuple):
-    """For each rank, in nanoseconds: how far its clock is ahead of rank 0's, and the error of that offset (-1: offset
-    unknown).
-    """
+    """For each rank, in ns: how far its clock is ahead of rank 0's, and the error of that offset (-1: offset unknown)."""
 
     ahead_ns: list[int]
     uncertainty_ns: list[int]

@@ -78,9 +78,7 @@ def by_event(trace: Trace) -> list[tuple[str, Spread]]:
 
 
 def hops(trace: Trace) -> dict[str, Spread]:
-    """For each kind of hop: the time from the end of the last task waited for to the start of the waiting task, if a worker was
-    idle.
-    """
+    """For each kind of hop: the time from the end of the last task waited for to the waiting task's start on an idle worker."""
     rows = trace.rows[trace.waited()]
     latency = rows["start_ns"] - rows["ready_ns"]
     ahead = np.isin(rows["launch"], LISTED)

@@ -44,9 +44,7 @@ class ArchMetadata:
         return Fields({self.name(key): numbers.pop()}, self.where).integer(self.name(key))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite float32, as files store it, in its shortest decimal form, which is the number that the model's
-        authors wrote.
-        """
+        """A finite float32, as files store it, in its shortest decimal form, which is the number that the authors wrote."""
         number = self.scalars.number(self.name(key), default)
         if abs(number) > float(np.finfo(np.float32).max):
             raise ModelError(f"{self.where}: {self.name(key)} is {number:g}; a number within float32 was expected")

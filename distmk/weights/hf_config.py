@@ -56,9 +56,7 @@ _NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), ([], {})),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
 }
-"""Settings of generation_config.json that change the text and are not supported, with the values beside null that
-change nothing.
-"""
+"""Settings of generation_config.json that change the text and are not supported, with values that change nothing, like null."""
 
 
 def generation_notes(folder: Path) -> tuple[str, ...]:

@@ -117,9 +117,7 @@ def chain(num_ranks: int, num_workers: int, listed_only: bool = False) -> Graph:
 
 
 def hops_of(trace: Trace) -> list[dict[str, Any]]:
-    """For every kind of hop in the graph: how many tasks waited, how many tasks there were, and the times in us; None
-    if no task waited.
-    """
+    """For every kind of hop in the graph: how many tasks waited, of how many, and times in us; None if no task waited."""
     rows, waited, found = trace.rows, trace.waited(), []
     for op in (op for op in HOPS if op in trace.ops):
         mine = rows["op"] == trace.ops.index(op)

@@ -1,5 +1,4 @@
-"""The peers' model: a decode step in parts that are the same for eager, compiled and graphed runs, and the prompt
-before it.
+"""The peers' model: a decode step in parts, the same for eager, compiled and graphed runs, and the prompt before it.
 
 Tensor parallelism is the usual one: columns of qkv, gate and up; rows of o and down, whose partial sums are added over
 the ranks; and the head divided by vocabulary. Rank 0's partial sum includes the residual, so that the sum over ranks is

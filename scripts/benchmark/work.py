@@ -1,6 +1,4 @@
-"""The work for which a decode step is measured: a model's shape, the number and length of sequences, and the bytes that
-a step must read.
-"""
+"""The measured work: a model's shape, the number and length of sequences, and the bytes that a step must read."""
 
 from __future__ import annotations
 

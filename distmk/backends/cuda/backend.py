@@ -221,9 +221,7 @@ class CudaBackend:
         self._liveness.close()
 
     def _leaves_together(self) -> bool:
-        """Wait until all ranks close, and return whether they do: ranks of this host through shared memory, others over
-        the bootstrap.
-        """
+        """Whether all ranks close; waits for ranks of this host through shared memory, and for others over the bootstrap."""
         timeout_s = self._bootstrap.timeout_s
         together = self._liveness.leave_together(timeout_s)
         return self._bootstrap.meet("heap", timeout_s) and together if self._liveness.far_ranks else together

@@ -91,9 +91,7 @@ def uuid_of(gpu: int) -> str:
 
 
 def memory_budget(local_rank: int, local_size: int, utilization: float) -> int:
-    """Bytes of its GPU's memory that a local rank may use for weights, buffers and KV cache, before it has allocated
-    anything.
-    """
+    """Bytes of GPU memory that a local rank may use for weights, buffers and KV cache, before any allocation."""
     import torch
 
     free, total = torch.cuda.mem_get_info(gpu_of(local_rank))

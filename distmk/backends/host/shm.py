@@ -178,9 +178,7 @@ class SharedHeap:
         return True
 
     def _gone(self) -> tuple[list[int], list[int]]:
-        """Ranks that share memory with this one and whose process is gone, in two lists: those that died, and those
-        that left in order.
-        """
+        """Ranks that share memory with this one and have ended, in two lists: ranks that died, and ranks that left in order."""
         lost: list[int] = []
         left: list[int] = []
         for rank, fd in self._fds.items():

@@ -33,9 +33,7 @@ def fuse_attention(output: Node) -> Node:
 
 
 def _projected(node: Node, head_dim: int) -> _Projected | None:
-    """The product that attention reads, with its norm and rotation; None: another operator lies between product and
-    attention.
-    """
+    """The product that attention reads, with its norm and rotation; None: another operator lies in between."""
     table = norm = None
     if isinstance(node, Rope) and node.head_dim == head_dim:
         table, node = node.table, node.x

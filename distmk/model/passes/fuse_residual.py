@@ -1,6 +1,4 @@
-"""Fuses an addition to the residual stream with the sum over ranks before it, and with the post-norm between them if
-there is one.
-"""
+"""Fuses an addition to the residual stream with the sum over ranks before it, and with a post-norm between the two."""
 
 from __future__ import annotations
 
