@@ -43,8 +43,7 @@ def emit_columns(
                 epilogue=product.epilogue,
                 eps=plan.config.rms_norm_eps,
                 polls=may_poll,
-                # Behind attention above all, elements of o arrive well before its events. Reserved workers run no o
-                # tasks.
+                # Elements of o arrive well before its events, above all after attention. Reserved workers run no o tasks.
                 deep_lookahead=is_gated and may_poll and worker >= plan.roles.num_reserved,
             )
         )

@@ -92,9 +92,7 @@ def _struct(cls: type[ctypes.Structure], is_documented: bool) -> list[str]:
 
 def _format(weight_format: type[WeightFormat]) -> list[str]:
     bits, align = weight_format.element_bits, weight_format.copy_align_bytes
-    factor = (
-        f"* {bits // 8}u" if bits % 8 == 0 else f"/ {8 // bits}u"
-    )  # one operation: overflows only if the result does
+    factor = f"* {bits // 8}u" if bits % 8 == 0 else f"/ {8 // bits}u"  # one operation, which overflows no sooner
     return [
         f"// distmk/formats/{weight_format.name}.py",
         f"struct {weight_format.__name__}Format {{",

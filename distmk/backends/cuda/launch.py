@@ -69,7 +69,7 @@ class CudaLaunch:
 
     def __init__(self, context: LaunchContext, job: JobState, block: LaunchBlock) -> None:
         self.block, self._context, self._job = block, context, job
-        # The kernel reads and writes the first group in host memory, and the second group in its own.
+        # The kernel reads and writes these in host memory, and the tables below in its own memory.
         self._pinned = [_pin(memory) for memory in (block.commands, block.tokens, block.counts, block.records)]
         self._pages, self._logprobs = _pin(block.pages, has_contents=False), _pin(block.logprobs)
         # Tables of a long context are large. In a launch to which requests are added, each request brings its own rows

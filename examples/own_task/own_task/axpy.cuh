@@ -1,4 +1,5 @@
-// The body for GPUs and the emulator: all 256 consumer threads of a worker run it. Data of the launch is read past L1.
+// The body for GPUs and the emulator: all 256 consumer threads of a worker run it. `__ldcg` reads past L1, which may
+// still have values from before another worker wrote them.
 #pragma once
 #include "runtime/context.h"
 
