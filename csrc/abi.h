@@ -767,7 +767,7 @@ struct LinearArgs {
   uint32_t logits_stride;
   uint32_t k_pitch;  // elements of a row of the weight: k, or more where rows are packed in tiles
   uint32_t polls;  // 1: poll x, or the fused partials
-  uint32_t head_dim;  // of the fused partials; the next five describe their attention
+  uint32_t head_dim;  // head size of the fused partials; the next five describe their attention
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
@@ -775,7 +775,7 @@ struct LinearArgs {
   uint32_t fused_combine_len;  // positions that a single row in `fused_partials` sees at most
   uint32_t keeps_logits;  // 1: logits of all sampled rows are stored; 0: of the rows that need them
   float softcap;  // ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
-  uint32_t format;  // of the weight (distmk/formats)
+  uint32_t format;  // format of the weight (distmk/formats)
   uint32_t pad;
 };
 static_assert(sizeof(LinearArgs) == 160);
@@ -912,11 +912,11 @@ static_assert(offsetof(AttentionArgs, num_slots) == 154);
 static_assert(offsetof(AttentionArgs, fused_combine_len) == 156);
 
 struct CombineArgs {
-  uint64_t partials;  // of the first slice of this task
+  uint64_t partials;  // partials of the first slice of this task
   uint64_t out;  // bf16 [rows, heads of this rank * head_dim], at the first head of this task
   uint64_t reset;  // columns to be reset, laid out as `out`; 0: none
   uint64_t batch;
-  uint32_t first_slice;  // of the first head
+  uint32_t first_slice;  // the slice's number in the first head
   uint32_t num_slices;
   uint32_t head_dim;
   uint32_t out_stride;
@@ -924,7 +924,7 @@ struct CombineArgs {
   uint32_t min_split;
   uint32_t split_budget;
   uint32_t polls;  // 1: poll the partials, and reset them
-  uint32_t fused_combine_len;  // a single row that sees so many positions is not combined here; 0: it always is
+  uint32_t fused_combine_len;  // a single row that sees at most so many positions is not combined here; 0: it always is
   uint32_t window;  // as attention's
 };
 static_assert(sizeof(CombineArgs) == 72);
@@ -1014,7 +1014,7 @@ struct SendLogitsArgs {
   uint64_t batch;
   uint32_t num_cols;
   uint32_t stride;  // elements
-  uint32_t num_rows;  // of the logits
+  uint32_t num_rows;  // rows of the logits
   uint32_t job_batch;  // 1: the batch is a JobBatch
 };
 static_assert(sizeof(SendLogitsArgs) == 32);
@@ -1091,7 +1091,7 @@ struct LinearJobsArgs {
   uint64_t batch;
   uint32_t k;
   uint32_t k_pitch;  // elements of a row of the weight
-  uint32_t num_rows;  // of the weight; the next fields say how its slabs divide them (`Partition`)
+  uint32_t num_rows;  // rows of the weight; the next fields say how its slabs divide them (`Partition`)
   uint32_t num_slabs;
   uint32_t num_reduced;
   uint32_t reduced_rows;
@@ -1102,8 +1102,8 @@ struct LinearJobsArgs {
   uint32_t tiled;
   uint32_t sampled;  // maximum of sampled rows, if x has only these; 0: x has all rows
   float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
-  float scale;  // of x @ weight.T, host only; 0: none
-  uint32_t format;  // of the weight (distmk/formats)
+  float scale;  // factor of x @ weight.T, host only; 0: none
+  uint32_t format;  // format of the weight (distmk/formats)
   uint32_t pad;
 };
 static_assert(sizeof(LinearJobsArgs) == 104);
@@ -1357,7 +1357,7 @@ struct ScaledLinearArgs {
   uint64_t batch;
   uint64_t logits;
   uint64_t x_squares;  // f32 [rows, num_squares], which add up to a row's sum of squares; 0: none
-  InputNormArgs input_norm;  // of `out`
+  InputNormArgs input_norm;  // norm of the operator that reads `out`
   uint32_t k;
   uint32_t n;
   uint32_t x_stride;
@@ -1370,7 +1370,7 @@ struct ScaledLinearArgs {
   uint32_t k_pitch;
   uint32_t keeps_logits;
   float softcap;
-  float scale;  // of x @ weight.T
+  float scale;  // factor of x @ weight.T
   uint32_t x_squares_stride;
   uint32_t num_squares;
   uint32_t format;

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from distmk.errors import UsageError, shown
 
-MOST = (1 << 31) - 1  # of a number, which has 32 bits in C++
-MOST_SECONDS = 1_000_000  # of a time
+MOST = (1 << 31) - 1  # largest number; C++ has 32 bits for it
+MOST_SECONDS = 1_000_000  # longest time
 
 
 def _seconds(name: str, default: float) -> float:

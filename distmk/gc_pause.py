@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 _SETTLED_S = 0.1  # an engine is busy for this time before objects are frozen
 _IDLE_S = 1.0  # an engine is idle for this time before objects are unfrozen; a full pass may delay the next work
-_GROWTH = 1.25  # of all memory; after such growth the collector checks objects that were frozen
+_GROWTH = 1.25  # growth of memory after which the collector checks objects that were frozen
 
 
 @contextmanager
@@ -37,7 +37,7 @@ class FrozenHeap:
         self._busy_since_s: float | None = None
         self._idle_since_s: float | None = None
         self._is_frozen = False
-        self._num_blocks = 0  # of memory, after the last full pass or at the first freeze
+        self._num_blocks = 0  # memory blocks after the last full pass or at the first freeze
 
     def busy(self, now_s: float) -> None:
         """Note that the engine has requests."""

@@ -13,9 +13,9 @@ from typing import Any
 from distmk import env
 from distmk.console import error_stream, keep_lines_apart, tell
 
-QUIET_S = 2.0  # of work, before a line says what is going on
+QUIET_S = 2.0  # seconds of work before a line says what is going on
 REPEAT_S = 30.0
-DELAY_S = 0.3  # of work, before a bar appears
+DELAY_S = 0.3  # seconds of work before a bar appears
 FRAME_S = 0.1
 _WITHOUT_TOTAL = "{desc}: {elapsed}"
 _is_other_rank = False

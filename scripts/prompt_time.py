@@ -28,7 +28,7 @@ from distmk.cli.together import launcher_rank
 from distmk.model.config import ModelConfig
 from distmk.model.presets import PRESETS
 
-OUTPUT_TOKENS = 128  # of each of several requests
+OUTPUT_TOKENS = 128  # for each of several requests
 REQUEST_LENGTH = 512
 
 

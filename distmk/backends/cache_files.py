@@ -23,8 +23,8 @@ from distmk.errors import BuildError
 from distmk.user_files import kind_of
 
 MISSING, NO_DIGEST = "is not there", "has no digest beside it"
-MAX_BYTES = 1 << 30  # of a file of the cache
-MAX_TEXT_BYTES = 1 << 16  # of a digest or a compiler's report
+MAX_BYTES = 1 << 30  # limit for a file of the cache
+MAX_TEXT_BYTES = 1 << 16  # limit for a digest or a compiler's report
 LOCK_WAIT_S = 300.0  # longer than any compilation
 PROBE_BYTES = 1 << 20
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

@@ -21,8 +21,8 @@ from distmk.model.rope_scaling import pretraining_length
 from distmk.parameter_checks import whole
 
 BACKENDS = ("auto", "host", "cuda", "emulated")
-MAX_WORKERS = 4096  # of a rank; more are a mistake and would only use up threads
-EMULATED_WORKERS = 4  # of a rank; all run on one core
+MAX_WORKERS = 4096  # limit for a rank; more are a mistake and would only use up threads
+EMULATED_WORKERS = 4  # workers of a rank; all run on one core
 
 
 def check_backend(name: str) -> None:

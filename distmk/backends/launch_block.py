@@ -42,7 +42,7 @@ PAGE: np.dtype[Any] = np.dtype(PageRef)
 LOGPROBS: np.dtype[Any] = np.dtype(LogprobRecord)
 MAX_KEPT_TOKENS = 4096  # tokens that the host has not read, in a launch to which requests are added
 _fence = threading.Lock()  # acquiring and releasing it orders memory accesses
-Entries = npt.NDArray[Any]  # of ENTRY
+Entries = npt.NDArray[Any]  # elements are ENTRY
 
 
 class RunnerRecords(NamedTuple):
@@ -95,11 +95,11 @@ class LaunchBlock:
     records: Any
     prompts: npt.NDArray[np.int32]  # [requests, longest prompt]
     eos_ids: npt.NDArray[np.int32]
-    prefixes: npt.NDArray[Any]  # of PAGE, [requests, max_pages]: pages that may contain the beginning of a prompt
-    pages: npt.NDArray[Any]  # of PAGE, [requests, 1 + max_pages]: see `abi.Request`
-    biases: npt.NDArray[Any]  # of BIAS, [requests, MAX_BIASES + MAX_BANNED]: see `abi.SlotSampling`
-    tokens: npt.NDArray[Any]  # of TOKEN
-    logprobs: npt.NDArray[Any]  # of LOGPROBS, for each element of `tokens`; empty if requests are not added
+    prefixes: npt.NDArray[Any]  # PAGE [requests, max_pages]: pages that may contain the beginning of a prompt
+    pages: npt.NDArray[Any]  # PAGE [requests, 1 + max_pages]: see `abi.Request`
+    biases: npt.NDArray[Any]  # BIAS [requests, MAX_BIASES + MAX_BANNED]: see `abi.SlotSampling`
+    tokens: npt.NDArray[Any]  # TOKEN [tokens]
+    logprobs: npt.NDArray[Any]  # LOGPROBS, one for each element of `tokens`; empty if requests are not added
     trace: Entries  # [num_workers + num_schedulers, trace_capacity]
     trace_counts: npt.NDArray[np.uint64]
     counts: HostCounts = field(default_factory=HostCounts)

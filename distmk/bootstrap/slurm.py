@@ -21,7 +21,7 @@ _FIRST_PORT = 12000
 _PORTS = 20000
 _SCONTROL_TIMEOUT_S = 10.0
 _MOST_HOSTS = 100_000
-_MOST_DIGITS = 18  # of a number in the environment
+_MOST_DIGITS = 18  # limit for a number in the environment
 
 
 def connect_slurm(member: Member, env: Mapping[str, str], timeout_s: float) -> Star:

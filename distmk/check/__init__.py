@@ -64,7 +64,7 @@ class Verdict:
     num_events: int
     num_waits: int
     num_buffers: int
-    num_ordered_pairs: int  # of accesses to the same bytes
+    num_ordered_pairs: int  # pairs of accesses to the same bytes
     seconds: float
 
 

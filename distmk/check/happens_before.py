@@ -56,8 +56,8 @@ class HappensBefore:
             ranks - {rank} if len(ranks) > 1 else NONE for ranks, rank in zip(targets, self.rank_of, strict=True)
         ]
         self.chain: list[int] = self.clocks.chain.tolist()
-        self.position: list[int] = self.clocks.position.tolist()  # of a node that is done
-        self.early: list[int] = self.clocks.early.tolist()  # of a node that has read and has signaled with its pushes
+        self.position: list[int] = self.clocks.position.tolist()  # position of a node that is done
+        self.early: list[int] = self.clocks.early.tolist()  # position of a node that has read and signaled by pushes
         self._acquired: dict[tuple[int, int], VectorClock] = {}
         self._requirements: dict[tuple[tuple[int, ...], int], Requirement] = {}
         self._waiters: dict[tuple[int, int], Ints] = {}

@@ -13,7 +13,7 @@ from distmk.program.reader import Descriptors, Ints, ProgramTables, as_array, qu
 from distmk.tasks import TASK_TYPES, SchedulerStep, Task
 
 MAX_QUEUE = 16000  # tasks. Positions in a vector clock have 16 bits: two iterations of up to two positions a task
-MAX_FIRINGS = 2**31  # of one trigger in one iteration
+MAX_FIRINGS = 2**31  # limit for one trigger in one iteration
 
 
 def check_structure(tables: ProgramTables, findings: Findings) -> None:

@@ -24,7 +24,7 @@ from distmk.serving.engine import EngineArgs
 from distmk.serving.input_processor import InputProcessor, open_input_processor
 from distmk.serving.llm import LLM
 
-_MAX_TOKENS = 1024  # of an answer, unless the model says otherwise
+_MAX_TOKENS = 1024  # length of an answer, unless the model says otherwise
 
 
 def add_to(commands: Any) -> None:

@@ -64,7 +64,7 @@ class Graph:
     batch: Buffer | None = None
     host_sizes: tuple[int, ...] = ()
     memory: Memory = field(default_factory=Memory)
-    _num_round_robin: dict[int, int] = field(default_factory=dict)  # by rank: tasks that were given a worker here
+    _num_round_robin: dict[int, int] = field(default_factory=dict)  # by rank: tasks that have a worker so far
 
     def __post_init__(self) -> None:
         self.num_ranks = whole("num_ranks", self.num_ranks, 1, MAX_RANKS, f"1 to {MAX_RANKS}")

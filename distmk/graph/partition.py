@@ -9,7 +9,7 @@ from functools import cached_property
 from distmk.abi import M_TILE
 from distmk.model.shards import Range
 
-MIN_TASK_BYTES = 16384  # of weights; a smaller task costs more in events than the parallelism saves
+MIN_TASK_BYTES = 16384  # weights of a task; a smaller task costs more in events than the parallelism saves
 
 
 @dataclass(frozen=True)

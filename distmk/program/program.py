@@ -58,7 +58,7 @@ class RankProgram:
     launches: Any
     task_names: list[str]
     event_names: list[str]
-    weight_bytes: int  # of weights streamed in a step
+    weight_bytes: int  # weights streamed in a step
     own_types: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:

@@ -70,8 +70,8 @@ class ProgramTables:
 
     program: Program
     num_ranks: int
-    num_workers: int  # of a rank
-    num_schedulers: int  # of a rank
+    num_workers: int  # workers per rank
+    num_schedulers: int  # schedulers per rank
     first_task: Ints  # [num_ranks + 1]: the first task of each rank, and the number of tasks
     first_event: Ints  # [num_ranks + 1]: the first event of each rank, and the number of events
     event_rank: Ints  # [num_events]

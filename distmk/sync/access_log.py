@@ -46,11 +46,11 @@ class AccessLog:
         self.rank = rank
         self._order = order
         self._written: list[Written] = []  # disjoint, in order
-        self._begins: list[int] = []  # of `_written`
+        self._begins: list[int] = []  # begins of `_written`
         self._other_readers: IntervalMap | None = None
         self._joint_writers: dict[
             tuple[int, int], Dependency
-        ] = {}  # of intervals with several; valid until the next write
+        ] = {}  # intervals with several writers; valid until the next write
 
     def read(self, begin: int, end: int, reader: Group) -> Dependency | None:
         """Record that a node, alone in the group `reader`, reads [begin, end).

@@ -202,7 +202,7 @@ class HappensBefore:
         chain, clock = self._chain[other], self._table[node]
         behind = self._behind[node, chain]
         np.maximum(clock, self.clocks.when_signaled(other), out=clock)
-        if self.rank_of[node % self.num_tasks] in self.pushed[other % self.num_tasks]:  # of `other` the push alone
+        if self.rank_of[node % self.num_tasks] in self.pushed[other % self.num_tasks]:  # only the push is proved
             self._behind[node, chain] = max(behind, self._early[other])
 
     def _acquired(self, dependency: Dependency, rank: int) -> Acquired:

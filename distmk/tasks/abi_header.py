@@ -67,7 +67,7 @@ def field_comments(cls: type[ctypes.Structure]) -> dict[str, str]:
             found[field[1]] = " ".join([*above, comment]).strip()
             above = []
         elif comment:
-            found[next(reversed(found), "")] = comment  # of a field that the formatter has split over several lines
+            found[next(reversed(found), "")] = comment  # the formatter has split this field over several lines
     return {name: comment for name, comment in found.items() if name and comment}
 
 

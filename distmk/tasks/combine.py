@@ -16,11 +16,11 @@ from distmk.tasks.splits import AttentionShape, check_splits, partial_cols, slic
 
 class CombineArgs(ctypes.Structure):
     _fields_ = [
-        ("partials", c_uint64),  # of the first slice of this task
+        ("partials", c_uint64),  # partials of the first slice of this task
         ("out", c_uint64),  # bf16 [rows, heads of this rank * head_dim], at the first head of this task
         ("reset", c_uint64),  # columns to be reset, laid out as `out`; 0: none
         ("batch", c_uint64),
-        ("first_slice", c_uint32),  # of the first head
+        ("first_slice", c_uint32),  # the slice's number in the first head
         ("num_slices", c_uint32),
         ("head_dim", c_uint32),
         ("out_stride", c_uint32),
@@ -31,7 +31,7 @@ class CombineArgs(ctypes.Structure):
         (
             "fused_combine_len",
             c_uint32,
-        ),  # a single row that sees so many positions is not combined here; 0: it always is
+        ),  # a single row that sees at most so many positions is not combined here; 0: it always is
         ("window", c_uint32),  # as attention's
     ]
 

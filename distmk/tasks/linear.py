@@ -80,7 +80,7 @@ class LinearArgs(ctypes.Structure):
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
         ("polls", c_uint32),  # 1: poll x, or the fused partials
-        ("head_dim", c_uint32),  # of the fused partials; the next five describe their attention
+        ("head_dim", c_uint32),  # head size of the fused partials; the next five describe their attention
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
@@ -88,7 +88,7 @@ class LinearArgs(ctypes.Structure):
         ("fused_combine_len", c_uint32),  # positions that a single row in `fused_partials` sees at most
         ("keeps_logits", c_uint32),  # 1: logits of all sampled rows are stored; 0: of the rows that need them
         ("softcap", c_float),  # ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
-        ("format", c_uint32),  # of the weight (distmk/formats)
+        ("format", c_uint32),  # format of the weight (distmk/formats)
         ("pad", c_uint32),
     ]
 

@@ -30,7 +30,7 @@ class LinearJobsArgs(ctypes.Structure):
         ("batch", c_uint64),
         ("k", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight
-        ("num_rows", c_uint32),  # of the weight; the next fields say how its slabs divide them (`Partition`)
+        ("num_rows", c_uint32),  # rows of the weight; the next fields say how its slabs divide them (`Partition`)
         ("num_slabs", c_uint32),
         ("num_reduced", c_uint32),
         ("reduced_rows", c_uint32),
@@ -41,8 +41,8 @@ class LinearJobsArgs(ctypes.Structure):
         ("tiled", c_uint32),
         ("sampled", c_uint32),  # maximum of sampled rows, if x has only these; 0: x has all rows
         ("softcap", c_float),  # LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
-        ("scale", c_float),  # of x @ weight.T, host only; 0: none
-        ("format", c_uint32),  # of the weight (distmk/formats)
+        ("scale", c_float),  # factor of x @ weight.T, host only; 0: none
+        ("format", c_uint32),  # format of the weight (distmk/formats)
         ("pad", c_uint32),
     ]
 

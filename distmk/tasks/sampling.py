@@ -59,7 +59,7 @@ class SendLogitsArgs(ctypes.Structure):
         ("batch", c_uint64),
         ("num_cols", c_uint32),
         ("stride", c_uint32),  # elements
-        ("num_rows", c_uint32),  # of the logits
+        ("num_rows", c_uint32),  # rows of the logits
         ("job_batch", c_uint32),  # 1: the batch is a JobBatch
     ]
 

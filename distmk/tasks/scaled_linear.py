@@ -28,7 +28,7 @@ class ScaledLinearArgs(ctypes.Structure):
         ("batch", c_uint64),
         ("logits", c_uint64),
         ("x_squares", c_uint64),  # f32 [rows, num_squares], which add up to a row's sum of squares; 0: none
-        ("input_norm", InputNormArgs),  # of `out`
+        ("input_norm", InputNormArgs),  # norm of the operator that reads `out`
         ("k", c_uint32),
         ("n", c_uint32),
         ("x_stride", c_uint32),
@@ -41,7 +41,7 @@ class ScaledLinearArgs(ctypes.Structure):
         ("k_pitch", c_uint32),
         ("keeps_logits", c_uint32),
         ("softcap", c_float),
-        ("scale", c_float),  # of x @ weight.T
+        ("scale", c_float),  # factor of x @ weight.T
         ("x_squares_stride", c_uint32),
         ("num_squares", c_uint32),
         ("format", c_uint32),

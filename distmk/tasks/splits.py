@@ -20,7 +20,7 @@ from distmk.graph.task import Content, require
 
 ANY_LENGTH = 2**31 - 1
 KV_TILE = 16  # positions that a GPU's warp processes at once
-MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
+MAX_SPLITS = 32  # splits of a sequence: the combine gives each split a lane of one warp
 FUSED_HEAD_ELEMENTS = 64  # fused combines take heads of this size times a power of two
 MOST_HEADS = 2**16 - 1  # also elements of a head: arguments of tasks have 16 bits for both
 LONG_SPLITS = 4  # times `min_split`: with longer splits than that, a single row gets more than COMBINE_WIDTH of them
@@ -131,8 +131,8 @@ class AttentionShape:
     q_begin: int
     kv_begin: int
     page_size: int
-    max_pages: int  # of one sequence
-    num_pages: int  # of the cache
+    max_pages: int  # pages of one sequence
+    num_pages: int  # pages of the cache
     max_splits: int
     min_split: int  # fewest positions of a split; fixed splits have exactly as many
     num_workers: int

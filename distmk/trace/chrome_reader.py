@@ -20,7 +20,7 @@ from distmk.trace.chrome import COPIED
 from distmk.trace.record import NEVER, ROW, UNKNOWN, Trace
 from distmk.user_files import read_whole
 
-MAX_BYTES = 1 << 30  # of a file, also once it is decompressed
+MAX_BYTES = 1 << 30  # limit for a file, also after decompression
 _MOST = 1 << 40  # for a number that counts something
 _MOST_RUNNERS = 1 << 20  # for a rank
 _MOST_US = 1e12  # for a time; eleven days

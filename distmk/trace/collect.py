@@ -19,7 +19,7 @@ from distmk.trace.offsets import clock_offsets
 from distmk.trace.ready import Times, last_ready
 from distmk.trace.record import ROW, UNKNOWN, Rows, Trace
 
-_HEAD = struct.Struct("<qq")  # of a rank's message: its first iteration and the number of its records
+_HEAD = struct.Struct("<qq")  # head of a rank's message: its first iteration and the number of its records
 
 
 def capacity_for(program: RankProgram, num_iterations: int) -> int:

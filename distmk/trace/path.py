@@ -32,7 +32,7 @@ class Step:
     op: str
     in_layers: bool
     times: float  # how often a rank runs it in an iteration
-    num_tasks: float  # of a rank, each time
+    num_tasks: float  # each time, on a rank
     wait_to_start: float
     body: float
     finish: float

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from distmk.abi import LISTED
 
-Rows = npt.NDArray[Any]  # of ROW
+Rows = npt.NDArray[Any]  # elements are ROW
 
 UNKNOWN = np.iinfo(np.int64).max  # a time without a record
 NEVER = np.iinfo(np.int64).min  # a time: the task waited for no other task

@@ -33,9 +33,9 @@ HANDED_OUT = {LaunchKind.SINGLE: "just in time", LaunchKind.MASSIVE: "just in ti
 HOPS = (TO_ALL, TO_ONE, *HANDED_OUT.values(), SPREAD, TO_RANK)
 HEAD = ("hop", "count", "of tasks", "median us", "p99 us")
 
-NUM_COLS = 16  # of a vector
+NUM_COLS = 16  # columns of a vector
 NUM_WARM_UP = 100  # iterations that are not timed
-POWER_S = 2.0  # of each mean
+POWER_S = 2.0  # duration of each mean
 NUM_SINES = 100_000  # one after another: about ten milliseconds on a GPU
 NUM_GUESSED = 10  # iterations from which the number that takes POWER_S is estimated
 

@@ -9,7 +9,7 @@ from typing import Any
 from benchmark.report import Report
 from distmk.errors import UsageError
 
-WIDTH = 0.8  # of a group
+WIDTH = 0.8  # width of a group
 
 
 def load_pyplot() -> Any:

@@ -55,7 +55,7 @@ class Work:
         """
         config = self.config
         hidden, head = config.hidden_size, config.head_dim
-        heads = 2 * shard.num_q + 2 * shard.num_kv  # of q, k, v and o
+        heads = 2 * shard.num_q + 2 * shard.num_kv  # heads of q, k, v and o
         mlp = 3 * (shard.mlp[1] - shard.mlp[0])
         norms = 2 * hidden + (2 * head if config.qk_norm else 0)
         layer = hidden * (heads * head + mlp) + norms

@@ -55,8 +55,8 @@ class Report:
     source: str  # `source_key` of its sources and flags
     nvcc: str
     nvshmem: str
-    registers: int  # of a thread
-    spill_bytes: int  # of a thread, stored to local memory
+    registers: int  # registers of a thread
+    spill_bytes: int  # bytes that a thread stores to local memory
     shared_bytes: int  # static shared memory of a block; dynamic shared memory is set at launch
     compile_s: float
     serialized_functions: int = 0  # functions in which tensor-core products wait for each other

@@ -12,7 +12,7 @@ from distmk.bootstrap.base import name_ranks
 from distmk.bootstrap.messages import gather_json
 from distmk.errors import UsageError
 
-OTHER_BYTES = 1 << 30  # of a GPU's memory: contexts, the program, tokens
+OTHER_BYTES = 1 << 30  # GPU memory for contexts, the program, tokens
 
 
 def gpu_of(local_rank: int) -> int:

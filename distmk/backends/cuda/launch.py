@@ -27,8 +27,8 @@ class LaunchContext:
 
     rank: int
     kernel: Kernel
-    stream: Any  # of cuda.core
-    side_stream: Any  # of torch, for copies beside the kernel
+    stream: Any  # a stream of cuda.core
+    side_stream: Any  # a stream of torch, for copies beside the kernel
     programs: tuple[Any, ...]  # uint8 [program_bytes]; the first one begins
     program_table: Any  # int64 [programs], their addresses
     heap_bases: Any  # int64 [num_ranks]: address of each rank's heap; 0 if no pointer reaches it

@@ -18,7 +18,7 @@ from distmk.bootstrap import Bootstrap, agree
 from distmk.bootstrap.messages import malformed
 from distmk.errors import BuildError
 
-SPARE_BYTES = 64 << 20  # of the symmetric heap, for NVSHMEM's own use
+SPARE_BYTES = 64 << 20  # part of the symmetric heap for NVSHMEM's own use
 EXIT_S = 10  # seconds that a process may take to end after its heap was abandoned
 
 

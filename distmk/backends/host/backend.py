@@ -50,7 +50,7 @@ class HostBackend:
 
     name = "host"
     device = "cpu"
-    platform: Platform = "host"  # of the bodies
+    platform: Platform = "host"  # platform of the bodies
     load_library: Callable[[Sequence[str]], ctypes.CDLL] = staticmethod(load_runtime)
 
     def __init__(

@@ -14,7 +14,7 @@ from lab.stats import Spread
 
 FILE = "lab.json"
 FORMAT = 1
-MAX_BYTES = 64 << 20  # of a lab.json
+MAX_BYTES = 64 << 20  # limit for a lab.json
 
 # A published run on one RTX 5070 Ti: time per kernel by rung, and launch overhead per kernel, in us.
 PUBLISHED = {"gpu": "RTX 5070 Ti", "1": 52.9, "3": 47.0, "4": 44.4, "7": 43.9, "overhead": 5.7}
@@ -99,7 +99,7 @@ class DrainTimes:
     num_bursts: int
     burst_us: Spread
     drain_us: Spread
-    num_launches: Spread  # of the drain kernel, for all items
+    num_launches: Spread  # launches of the drain kernel, for all items
     error: float
 
 

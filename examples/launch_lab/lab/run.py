@@ -29,7 +29,7 @@ from lab.stats import Spread
 from lab.workload import NUM_KERNELS, NUM_SINES, TOLERANCE
 
 TARGETS_US = (2.0, 5.0, 10.0, 20.0, PUBLISHED_US, 100.0, 200.0)
-MANY_KERNELS = 100  # of the longer step that separates the cost per step from the cost per kernel
+MANY_KERNELS = 100  # length of the longer step that separates the cost per step from the cost per kernel
 HOST_ELEMENTS = 4096
 TASK_GRAPH_S = 120.0  # time limit of the process that measures one size
 PACKAGES = ("cuda-bindings", "cuda-core", "torch", "numpy", "nvidia-ml-py")
