@@ -19,7 +19,7 @@ MAX_NAMED = 6  # tasks named in a fault
 
 @dataclass(frozen=True)
 class Signals:
-    """by event: the amount by which it grows in an iteration"""
+    """Producers and waiters of every event."""
 
     totals: list[int]  # by event: how much it counts in an iteration
     producers: dict[int, tuple[int, ...]]  # by event: the tasks that signal it
