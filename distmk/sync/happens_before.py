@@ -193,7 +193,7 @@ class HappensBefore:
         else:
             told, pushes = self._acquired(dependency, rank)
             np.maximum(clock, told, out=clock)
-        if not self._may_idle[node % self.num_tasks]:  # else to know of the node tells nothing of its waits
+        if not self._may_idle[node % self.num_tasks]:  # else the node proves nothing about its waits
             for push in pushes:
                 self._push_waiters[(push, rank)].append(node)
 
