@@ -46,8 +46,8 @@ class DecodeOptions:
     num_pages: KV cache pages of all sequences, at least enough for one sequence of `max_model_len`; 0: enough for
       `max_seqs` of these.
     max_splits, min_split: the most splits of a sequence's KV positions, and the fewest positions of a split.
-    deterministic: the arithmetic of a row depends neither on other rows nor on how its prompt is divided. All buckets
-      use slabs, and a sequence is divided into splits of `fixed_split_len` positions.
+    deterministic: the arithmetic of a row depends neither on other rows nor on how its prompt is divided. There is only
+    the bucket of MAX_ROWS, and a sequence is divided into splits of `fixed_split_len` positions.
     keep_logits: store the logits of all sampled rows, not only of the rows whose sampling needs them.
     tiled: pack matrices in the tiles that a GPU streams.
     folds_factors: multiply norm weights and scales into the matrices when they are loaded. Otherwise tasks multiply
@@ -58,8 +58,8 @@ class DecodeOptions:
     attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread":
       attention is in the list of every worker, which takes its share.
     num_reserved: with several ranks, workers without rows of qkv and o, reserved for a single decode row's attention.
-      None: as many as that attention occupies and as qkv and o can spare, up to a third of the workers
-      (`worker_roles`).
+      None: the workers that this attention occupies, and up to a third of all workers those that qkv and o can spare;
+      none if it occupies more than that third (`worker_roles`).
     loopback: a single rank runs the all-reduces with itself, so that they can be developed on one GPU.
     row_buckets: by program, the most token rows that an iteration carries, in ascending order. The smallest bucket that
       holds an iteration's rows runs it. Across hosts there is only the bucket of MAX_ROWS.

@@ -14,7 +14,7 @@ from distmk.graph.partition import reduced_rows
 from distmk.lower.options import DecodeOptions
 from distmk.tasks import AttentionShape
 
-BYTES_AHEAD = 256 << 10  # weights that an SM holds before they are needed: in the pipeline, as prefetched A fragments
+BYTES_AHEAD = 256 << 10  # weights that an SM holds before they are needed: pipeline, and prefetched A fragments
 
 
 @dataclass(frozen=True)
