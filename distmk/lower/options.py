@@ -47,7 +47,7 @@ class DecodeOptions:
       `max_seqs` of these.
     max_splits, min_split: the most splits of a sequence's KV positions, and the fewest positions of a split.
     deterministic: the arithmetic of a row depends neither on other rows nor on how its prompt is divided. There is only
-    the bucket of MAX_ROWS, and a sequence is divided into splits of `fixed_split_len` positions.
+      the bucket of MAX_ROWS, and a sequence is divided into splits of `fixed_split_len` positions.
     keep_logits: store the logits of all sampled rows, not only of the rows whose sampling needs them.
     tiled: pack matrices in the tiles that a GPU streams.
     folds_factors: multiply norm weights and scales into the matrices when they are loaded. Otherwise tasks multiply
