@@ -767,15 +767,15 @@ struct LinearArgs {
   uint32_t logits_stride;
   uint32_t k_pitch;  // elements of a row of the weight: k, or more where rows are packed in tiles
   uint32_t polls;  // 1: poll x, or the fused partials
-  uint32_t head_dim;  // of the fused partials; the next five are those of attention
+  uint32_t head_dim;  // head size of the fused partials; the next five describe their attention
   uint32_t max_splits;
   uint32_t min_split;
   uint32_t split_budget;
   uint32_t window;
   uint32_t fused_combine_len;  // positions that a single row in `fused_partials` sees at most
-  uint32_t keeps_logits;  // 1: logits of all sampled rows are stored; 0: of those that need them
-  float softcap;  // ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
-  uint32_t format;  // of the weight (distmk/formats)
+  uint32_t keeps_logits;  // 1: logits of all sampled rows are stored; 0: of the rows that need them
+  float softcap;  // ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
+  uint32_t format;  // format of the weight (distmk/formats)
   uint32_t pad;
 };
 static_assert(sizeof(LinearArgs) == 160);
@@ -912,11 +912,11 @@ static_assert(offsetof(AttentionArgs, num_slots) == 154);
 static_assert(offsetof(AttentionArgs, fused_combine_len) == 156);
 
 struct CombineArgs {
-  uint64_t partials;  // of the first slice of this task
+  uint64_t partials;  // partials of the first slice of this task
   uint64_t out;  // bf16 [rows, heads of this rank * head_dim], at the first head of this task
   uint64_t reset;  // columns to be reset, laid out as `out`; 0: none
   uint64_t batch;
-  uint32_t first_slice;  // of the first head
+  uint32_t first_slice;  // the slice's number in the first head
   uint32_t num_slices;
   uint32_t head_dim;
   uint32_t out_stride;
@@ -924,7 +924,7 @@ struct CombineArgs {
   uint32_t min_split;
   uint32_t split_budget;
   uint32_t polls;  // 1: poll the partials, and reset them
-  uint32_t fused_combine_len;  // a single row that sees so many positions is not combined here; 0: it always is
+  uint32_t fused_combine_len;  // a single row that sees at most so many positions is not combined here; 0: it always is
   uint32_t window;  // as attention's
 };
 static_assert(sizeof(CombineArgs) == 72);
@@ -958,23 +958,23 @@ static_assert(offsetof(SampleArgs, num_tasks) == 24);
 static_assert(offsetof(SampleArgs, num_rows) == 28);
 
 struct SchedulerStepArgs {
-  uint64_t candidates;  // Candidate [num_ranks, rows], rows: those that are sampled at most
+  uint64_t candidates;  // Candidate [num_ranks, rows], where rows is the maximum of sampled rows
   uint64_t batch;
   uint64_t page_table;  // i32 [slots, max_pages]
   uint64_t state;  // see BatcherState
   uint64_t drawn;  // Candidate [rows], the tokens of drawn rows; 0: no row is drawn
   uint64_t slots;  // SlotSampling [slots]; 0: no row is drawn
   uint64_t logprobs;  // LogprobRecord [rows], of drawn and scored rows; 0: no row is drawn
-  uint64_t batches[6];  // the batch of each program of the launch; `batch` is one of them
+  uint64_t batches[6];  // the batch of each program of the launch, `batch` among them
   uint32_t num_ranks;
   uint32_t page_size;
   uint32_t max_pages;
   uint32_t num_pages;
   uint32_t max_slots;
   uint32_t max_positions;
-  uint32_t program;  // number of this one
+  uint32_t program;  // number of this program
   uint32_t num_programs;
-  uint16_t max_rows[6];  // Token rows of an iteration of each program, in ascending order; more than MAX_ROWS: its batch is a JobBatch.
+  uint16_t max_rows[6];  // Token rows of an iteration of each program, in ascending order. If more than MAX_ROWS, its batch is a JobBatch.
   uint32_t pad;
 };
 static_assert(sizeof(SchedulerStepArgs) == 152);
@@ -1014,7 +1014,7 @@ struct SendLogitsArgs {
   uint64_t batch;
   uint32_t num_cols;
   uint32_t stride;  // elements
-  uint32_t num_rows;  // of the logits
+  uint32_t num_rows;  // rows of the logits
   uint32_t job_batch;  // 1: the batch is a JobBatch
 };
 static_assert(sizeof(SendLogitsArgs) == 32);
@@ -1028,7 +1028,7 @@ static_assert(offsetof(SendLogitsArgs, job_batch) == 28);
 struct CountTokensArgs {
   uint64_t slots;  // SlotSampling [num_slots]
   uint64_t counts;  // u32 [num_slots, vocab]
-  uint64_t tables;  // the buffer that operands in SlotSampling point into; 0: they are addresses
+  uint64_t tables;  // the buffer that operands in SlotSampling point into; 0: those operands are addresses
   uint64_t batch;
   uint32_t vocab;
   uint32_t tables_bytes;
@@ -1091,19 +1091,19 @@ struct LinearJobsArgs {
   uint64_t batch;
   uint32_t k;
   uint32_t k_pitch;  // elements of a row of the weight
-  uint32_t num_rows;  // of the weight; the slabs that they are packed in follow (`Partition`)
+  uint32_t num_rows;  // rows of the weight; the next fields say how its slabs divide them (`Partition`)
   uint32_t num_slabs;
   uint32_t num_reduced;
   uint32_t reduced_rows;
   uint32_t out_stride;  // elements of a row of `out`; gated: columns of the activations
   uint32_t epilogue;  // Epilogue
-  uint32_t num_splits;  // PARTS: parts of k, each with a slot of its own
+  uint32_t num_splits;  // PARTS: parts of k, each with its own slot
   uint32_t slot;  // PARTS: this rank's first one
   uint32_t tiled;
-  uint32_t sampled;  // sampled rows at most, if x has no others; 0: x has all rows
-  float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
-  float scale;  // of x @ weight.T, host only; 0: none
-  uint32_t format;  // of the weight (distmk/formats)
+  uint32_t sampled;  // maximum of sampled rows, if x has only these; 0: x has all rows
+  float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
+  float scale;  // factor of x @ weight.T, host only; 0: none
+  uint32_t format;  // format of the weight (distmk/formats)
   uint32_t pad;
 };
 static_assert(sizeof(LinearJobsArgs) == 104);
@@ -1221,7 +1221,7 @@ static_assert(offsetof(AttentionJobsArgs, scores) == 100);
 
 struct EmbedRowsArgs {
   uint64_t table;  // bf16 [last_token - first_token, k]
-  uint64_t out;  // f32 [owned rows, out_stride], from this rank's slot on
+  uint64_t out;  // f32 [owned rows, out_stride], beginning at this rank's slot
   uint64_t batch;
   uint32_t k;
   uint32_t out_stride;
@@ -1246,7 +1246,7 @@ struct ReduceRowsArgs {
   uint32_t parts_stride;  // elements of a row of `parts`
   uint32_t num_ranks;
   uint32_t slots_per_rank;
-  uint32_t num_splits;  // slots of a rank that are added up: its first ones
+  uint32_t num_splits;  // slots of each rank that are added up: its first ones
   uint32_t add;
   uint32_t tiled;
   float eps;
@@ -1275,7 +1275,7 @@ static_assert(offsetof(ReduceRowsArgs, input_norm) == 80);
 
 struct SelectRowsArgs {
   uint64_t x;  // activations of k columns
-  uint64_t out;  // the same, of which the first num_rows rows are in use
+  uint64_t out;  // activations of k columns, whose first num_rows rows are in use
   uint64_t batch;
   uint32_t k;
   uint32_t tiled;
@@ -1292,7 +1292,7 @@ static_assert(offsetof(SelectRowsArgs, num_rows) == 32);
 static_assert(offsetof(SelectRowsArgs, pad) == 36);
 
 struct ArgmaxRowsArgs {
-  uint64_t logits;  // f32 [num_rows, stride], of which this rank has n columns
+  uint64_t logits;  // f32 [num_rows, stride]; this rank has n of its columns
   uint64_t out;  // Candidate [num_parts, num_rows]
   uint64_t batch;
   uint32_t n;
@@ -1315,7 +1315,7 @@ static_assert(offsetof(ArgmaxRowsArgs, pad) == 44);
 
 struct PostNormArgs {
   uint64_t y;  // f32 [rows, k]
-  uint64_t weight;  // f32 [n]: of this task's columns
+  uint64_t weight;  // f32 [n], for this task's columns
   uint64_t x;  // f32 columns of every row
   uint64_t out_bf16;  // bf16 columns of every row, x rounded; 0: none
   uint64_t reset;  // columns to be reset, laid out as `out_bf16`; 0: none
@@ -1348,7 +1348,7 @@ static_assert(offsetof(PostNormArgs, pad) == 76);
 static_assert(offsetof(PostNormArgs, input_norm) == 80);
 
 struct ScaledLinearArgs {
-  uint64_t x;  // fields that are not described: see LinearArgs
+  uint64_t x;  // fields without a comment: see LinearArgs
   uint64_t weight;
   uint64_t bias;
   uint64_t out;
@@ -1357,7 +1357,7 @@ struct ScaledLinearArgs {
   uint64_t batch;
   uint64_t logits;
   uint64_t x_squares;  // f32 [rows, num_squares], which add up to a row's sum of squares; 0: none
-  InputNormArgs input_norm;  // of `out`
+  InputNormArgs input_norm;  // norm of the operator that reads `out`
   uint32_t k;
   uint32_t n;
   uint32_t x_stride;
@@ -1370,7 +1370,7 @@ struct ScaledLinearArgs {
   uint32_t k_pitch;
   uint32_t keeps_logits;
   float softcap;
-  float scale;  // of x @ weight.T
+  float scale;  // factor of x @ weight.T
   uint32_t x_squares_stride;
   uint32_t num_squares;
   uint32_t format;

@@ -1,13 +1,13 @@
 """distmk: a multi-GPU distributed megakernel runtime for tensor-parallel LLM decode.
 
-`LLM`, `AsyncLLM` and `SamplingParams` serve a model; `CausalLM`, `ModelConfig`, `nn` and `register_model` write one;
-`choose_target`, `Graph`, `tasks` and `Session` build and run one's own task graph; `register` adds types of tasks, `testing`
-compares them with their oracles.
+`LLM`, `AsyncLLM` and `SamplingParams` serve a model. `CausalLM`, `ModelConfig`, `nn` and `register_model` define one.
+`choose_target`, `Graph`, `tasks` and `Session` build and run a task graph. `register` adds types of tasks, and
+`testing` compares them with their oracles.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing's own takes milliseconds to import, in which Ctrl-C would show a traceback
+TYPE_CHECKING = False  # importing typing's own takes milliseconds, in which Ctrl-C would show a traceback
 if TYPE_CHECKING:
     from typing import Any
 
@@ -92,7 +92,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that `import distmk` costs nothing and needs nothing."""
+    """Import a name when it is first used, so that `import distmk` costs nothing and needs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'distmk' has no attribute {name!r}")
     import importlib

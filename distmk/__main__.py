@@ -1,4 +1,4 @@
-"""`python -m distmk` and the `distmk` command. Ctrl-C ends it in one line from the first import on."""
+"""`python -m distmk` and the `distmk` command. From the first import on, Ctrl-C ends it with one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run the command; returns its exit status."""
+    """Run the command and return its exit status."""
     _leave_on_sigint()
     from distmk.cli import main as run
 
@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def _leave_on_sigint() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have set it to be ignored
         signal.signal(signal.SIGINT, _leave)
 
 

@@ -1,7 +1,7 @@
-"""What the commands write: results on stdout, messages on stderr.
+"""The output of the commands: results on stdout, messages on stderr.
 
-A message on stderr that cannot be written is lost, and nothing else. Strings of files, names and the environment may hold
-escape sequences, which a terminal would obey: every control character is written as an escape (`escaped`).
+If a message cannot be written to stderr, only that message is lost. Strings from files, names and the environment may
+contain escape sequences, which a terminal would obey. So every control character is written as an escape (`escaped`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TextIO
 
 from distmk.errors import BrokenOutputError, OutputError, UsageError
 
-# C0 but for tab and line feed, DEL and C1; marks that change the direction of text; the line separators of Unicode.
+# C0 except tab and line feed, DEL and C1; marks that change the direction of text; the line separators of Unicode.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -30,14 +30,15 @@ def show(text: str, end: str = "\n") -> None:
 
 
 def write_generated(text: str) -> None:
-    """Write a model's text to stdout: as it is, but for control characters on a terminal. Errors: see `write_raw`."""
+    """Write a model's text to stdout: unchanged, but on a terminal with control characters escaped. Errors: see `write_raw`."""
     write_raw(escaped(text) if require_stdout().isatty() else text)
 
 
 def write_raw(text: str) -> None:
-    """Write to stdout; what its encoding lacks becomes an escape such as \\u20ac.
+    """Write to stdout. Characters that its encoding lacks become escapes such as \\u20ac.
 
-    OutputError: it cannot be written, as on a full disk. BrokenOutputError: its reader is gone. UsageError: it is closed.
+    OutputError: it cannot be written, for example because a disk is full. BrokenOutputError: its reader is gone.
+    UsageError: it is closed.
     """
     stream = require_stdout()
     encoding = getattr(stream, "encoding", None)
@@ -63,12 +64,12 @@ def require_stdout() -> TextIO:
 
 
 def error_stream() -> TextIO | None:
-    """The standard error, for bars. None: it is closed."""
+    """The standard error, for bars; None if it is closed."""
     return sys.stderr
 
 
 def tell(text: str) -> None:
-    """Write a line to stderr in one piece, as several ranks may write at once."""
+    """Write a line to stderr in one piece, because several ranks may write at once."""
     tell_lines(f"distmk: {text}\n")
 
 
@@ -81,7 +82,7 @@ def tell_lines(text: str) -> None:
 
 
 def keep_lines_apart(from_bars: Callable[[], AbstractContextManager[None]]) -> None:
-    """Have lines on stderr written inside such a context, which takes what is drawn there out of their way."""
+    """Write lines to stderr inside such a context from now on. The context moves bars out of their way."""
     global _apart
     _apart = from_bars
 
@@ -90,8 +91,10 @@ _apart: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def occupy_closed_descriptors() -> None:
-    """Open /dev/null in place of standard streams that are closed: the next file opened would get such a descriptor, and
-    whatever a library or a child process prints would land in it.
+    """Open /dev/null in place of standard streams that are closed.
+
+    Otherwise the next opened file would get such a descriptor, and the output of libraries and child processes would
+    end up in it.
     """
     for descriptor in range(3):
         try:
@@ -105,7 +108,7 @@ def occupy_closed_descriptors() -> None:
 
 
 def discard_unwritten() -> None:
-    """Discard what standard streams hold and cannot write, over which Python would fail at exit."""
+    """Discard what standard streams have buffered and cannot write. Otherwise Python would fail at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from distmk.errors import UsageError, shown
 
-MOST = (1 << 31) - 1  # of a number, which C++ holds in 32 bits
-MOST_SECONDS = 1_000_000  # of a time
+MOST = (1 << 31) - 1  # largest number; C++ has 32 bits for it
+MOST_SECONDS = 1_000_000  # longest time
 
 
 def _seconds(name: str, default: float) -> float:
@@ -36,9 +36,7 @@ def _integer(name: str, default: int, least: int, kind: str, advice: str, most: 
 
 
 def whole(text: str) -> int | None:
-    """The whole number that `text` writes in ASCII, with or without a sign; None: it is none, or has more than 20 characters,
-    of which no variable has use.
-    """
+    """The whole number that `text` writes in ASCII, with or without a sign; None: it is none, or longer than 20 characters."""
     return int(text) if re.fullmatch("[+-]?[0-9]+", text.strip(), re.ASCII) and len(text) <= 20 else None
 
 
@@ -84,12 +82,12 @@ def caches_programs() -> bool:
 
 
 def shows_progress() -> bool:
-    """Whether to say on stderr what takes long. DISTMK_PROGRESS=0: no."""
+    """Whether to say on stderr which work takes long. DISTMK_PROGRESS=0: no."""
     return os.environ.get("DISTMK_PROGRESS") != "0"
 
 
 def uses_amx() -> bool:
-    """Whether the host twin multiplies with AMX where the processor has it. DISTMK_AMX=0: no, as on other processors."""
+    """Whether the host twin multiplies with AMX if the processor has it. DISTMK_AMX=0: no."""
     return os.environ.get("DISTMK_AMX") != "0"
 
 
@@ -109,7 +107,7 @@ def api_key() -> str | None:
 
 
 def deadline_s() -> float:
-    """DISTMK_DEADLINE_S: seconds that a wait inside a launch may take without progress."""
+    """DISTMK_DEADLINE_S: how many seconds a wait inside a launch may take without progress."""
     return _seconds("DISTMK_DEADLINE_S", 30.0)
 
 
@@ -119,8 +117,9 @@ def ranks_per_gpu() -> int:
 
 
 def virtual_node_size() -> int | None:
-    """DISTMK_VIRTUAL_NODE_SIZE: ranks of a virtual node, which reach ranks of other nodes as if on another host (None: real
-    nodes).
+    """DISTMK_VIRTUAL_NODE_SIZE: the number of ranks of a virtual node (None: real nodes).
+
+    Ranks reach other virtual nodes as if they were on another host.
     """
     return _integer("DISTMK_VIRTUAL_NODE_SIZE", 0, 0, "number of ranks", "1 or more") or None
 
@@ -136,7 +135,7 @@ def loopback() -> bool:
 
 
 def row_buckets() -> tuple[int, ...] | None:
-    """DISTMK_ROW_BUCKETS=rows,rows,...: token rows that an iteration of each program carries at most (None: no choice)."""
+    """DISTMK_ROW_BUCKETS=rows,rows,...: for each program, the most token rows of an iteration (None: not set)."""
     if not os.environ.get("DISTMK_ROW_BUCKETS"):
         return None
     try:
@@ -164,8 +163,9 @@ def drop_signal() -> tuple[int, int, int, int] | None:
 
 
 def delay_puts() -> tuple[int, int, int] | None:
-    """DISTMK_FAULT_DELAY_PUTS=max_us,node_size,seed: inject a fault (host twin only): puts between virtual nodes of
-    `node_size` ranks take up to `max_us` microseconds and overtake each other.
+    """DISTMK_FAULT_DELAY_PUTS=max_us,node_size,seed: inject a fault (host twin only).
+
+    Puts between virtual nodes of `node_size` ranks take up to `max_us` microseconds and overtake each other.
     """
     expected = "max_us,node_size,seed"
     numbers = _integers("DISTMK_FAULT_DELAY_PUTS", expected)

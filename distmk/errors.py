@@ -20,9 +20,7 @@ class UsageError(DistmkError):
 
 
 class OwnUsageError(UsageError):
-    """A mistake that this rank has met without the others, so it is the one that reports it (or another of its host that met the
-    same).
-    """
+    """A mistake that this rank has met alone, so it reports it (or another rank of its host with the same mistake)."""
 
 
 class ModelError(UsageError):
@@ -38,9 +36,9 @@ class OutputError(DistmkError):
 
 
 class BrokenOutputError(OutputError):
-    """The reader of standard output has left (`| head`), which is no mistake: the command ends silently."""
+    """The reader of standard output has left (`| head`). That is no mistake, so the command ends silently."""
 
-    exit_code = 128 + 13  # as a shell shows SIGPIPE
+    exit_code = 128 + 13  # the status that a shell shows for SIGPIPE
 
 
 class CheckError(DistmkError):
@@ -56,7 +54,7 @@ class RankLostError(DistmkError):
 
 
 class JobClosedError(RankLostError):
-    """Rank 0 ended the job while this rank still took part, and reports the reason itself."""
+    """Rank 0 ended the job while this rank still took part. Rank 0 reports the reason itself."""
 
 
 class Interrupted(DistmkError):
@@ -94,23 +92,23 @@ class HangError(DistmkError):
         self.deadline_s = deadline_s
 
     def __reduce__(self) -> tuple[type[HangError], tuple[WaitRecord, float], dict[str, Any]]:
-        # An exception is copied and unpickled by a call of its type with `args`, the text alone.
+        # An exception is copied and unpickled by calling its type with `args`, which contains only the text.
         return type(self), (self.record, self.deadline_s), self.__dict__
 
 
 def shown(value: object, max_chars: int = 60) -> str:
-    """A wrong value as a message shows it: Python's notation on one line, of which no more than `max_chars` characters."""
+    """A wrong value as a message shows it: in Python's notation, on one line, with at most `max_chars` characters."""
     if isinstance(value, int) and abs(value) >= 1 << 128:  # Python refuses to write more than 4,300 digits
         return f"{'-' if value < 0 else ''}2**{abs(value).bit_length() - 1} or more"
     try:
         text = " ".join(repr(_beginning(value, [max_chars])).split())
-    except ValueError:  # such a number inside
+    except ValueError:  # there is such a number inside
         text = f"a {type(value).__name__}"
     return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
 
 
 def _beginning(value: object, num_left: list[int]) -> object:
-    """The beginning of `value`: at most `num_left` items, each of which has at least one character in a text."""
+    """The beginning of `value`: at most `num_left` items, since each has at least one character in a text."""
     if isinstance(value, str | bytes):
         return value[:1000]
     if type(value) is list:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SETTLED_S = 0.1  # for which an engine has been busy before objects are frozen
-_IDLE_S = 1.0  # for which an engine has been idle before they are as before: a full pass may hold up what comes next
-_GROWTH = 1.25  # of all memory, after which objects that were frozen are looked through
+_SETTLED_S = 0.1  # an engine is busy for this time before objects are frozen
+_IDLE_S = 1.0  # an engine is idle for this time before objects are unfrozen; a full pass may delay the next work
+_GROWTH = 1.25  # growth of memory after which the collector checks objects that were frozen
 
 
 @contextmanager
@@ -27,33 +27,33 @@ def no_collection() -> Iterator[None]:
 class FrozenHeap:
     """Spares a busy engine the collector's full passes, which stop all threads of Python: for 0.2 s with 400,000 objects.
 
-    An engine that has been busy for a moment freezes all present objects, and the collector passes them by. Once the engine has
-    been idle for a while, the objects are as before. Freezing sets the collector's counts back, so that objects frozen again and
-    again might never be looked through. Therefore an idle engine makes a full pass each time that memory has grown by a quarter.
-    Objects that somebody else has frozen are left alone.
+    When an engine has been busy for a moment, it freezes all present objects, and the collector skips them. When it has
+    been idle for a while, it unfreezes them. Freezing resets the collector's counts, so objects that are frozen again
+    and again might never be checked. Therefore an idle engine makes a full pass each time that memory has grown by a
+    quarter. Objects that other code has frozen are left alone.
     """
 
     def __init__(self) -> None:
         self._busy_since_s: float | None = None
         self._idle_since_s: float | None = None
         self._is_frozen = False
-        self._num_blocks = 0  # of memory after the last full pass, or when objects were frozen first
+        self._num_blocks = 0  # memory blocks after the last full pass or at the first freeze
 
     def busy(self, now_s: float) -> None:
-        """The engine has requests."""
+        """Note that the engine has requests."""
         self._idle_since_s = None
         if self._busy_since_s is None:
             self._busy_since_s = now_s
         elif not self._is_frozen and now_s - self._busy_since_s > _SETTLED_S:
-            self._busy_since_s = now_s  # the next try, if somebody else has frozen objects
+            self._busy_since_s = now_s  # the next try, if other code has frozen objects
             if gc.isenabled() and not gc.get_freeze_count():
-                gc.collect(1)  # what is young and garbage
+                gc.collect(1)  # collect young garbage
                 gc.freeze()
                 self._is_frozen = True
                 self._num_blocks = self._num_blocks or sys.getallocatedblocks()
 
     def idle(self, now_s: float) -> None:
-        """The engine has no requests."""
+        """Note that the engine has no requests."""
         self._busy_since_s = None
         if self._idle_since_s is None:
             self._idle_since_s = now_s
@@ -61,7 +61,7 @@ class FrozenHeap:
             self.release()
 
     def release(self) -> None:
-        """The objects are as before."""
+        """Unfreeze the objects."""
         self._busy_since_s = None
         if self._is_frozen:
             self._is_frozen = False

@@ -1,8 +1,8 @@
-"""Signals that wait until ranks are in step again, or go elsewhere for a while.
+"""Defers signals until ranks are in step again, or sends them elsewhere for a while.
 
-Python calls signal handlers, which may raise (KeyboardInterrupt), between any two instructions of the main thread. In the
-middle of an exchange between ranks that would leave them waiting for different things, so such sections defer it to their
-end.
+Python calls signal handlers, which may raise (KeyboardInterrupt), between any two instructions of the main thread. In
+the middle of an exchange between ranks this would leave the ranks waiting for different things. Such sections therefore
+defer signals to their end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal
 
 
 class _Handler:
-    """Stands in for a handler in Python: notes a signal that comes during a section, and passes on any other at once."""
+    """Replaces a handler in Python: notes a signal that arrives during a section, and passes on any other at once."""
 
     def __init__(self, original: Callable[[int, FrameType | None], Any]) -> None:
         self.original = original
@@ -37,7 +37,7 @@ class _Section(AbstractContextManager[None]):
 
     depth = 0
     came: int | None = None  # the first signal of this section
-    since_s = 0.0  # when it came
+    since_s = 0.0  # when that signal arrived
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -65,7 +65,7 @@ class _Section(AbstractContextManager[None]):
         self.raise_again()
 
     def raise_again(self) -> None:
-        """Call the handler of the signal that came, if one did."""
+        """If a signal was deferred, call its handler."""
         came, self.came = self.came, None
         handler = signal.getsignal(came) if came is not None else None
         handler = handler.original if isinstance(handler, _Handler) else handler
@@ -77,7 +77,7 @@ _section = _Section()
 
 
 def deferred() -> AbstractContextManager[None]:
-    """A section that signals do not cut in two: the handler in Python of one that came is called at its end.
+    """A section that signals do not interrupt. If a signal arrives, its Python handler is called at the end of the section.
 
     In threads other than the main one, which run no handlers, it does nothing. Sections nest.
     """
@@ -99,7 +99,7 @@ def signals_to(handler: Callable[[int, FrameType | None], Any] | signal.Handlers
 
 
 def check_patience() -> None:
-    """Call the handler of a signal that came PATIENCE_S ago, also in a deferred section: another rank does not answer."""
+    """Call the handler of a signal that was deferred PATIENCE_S ago, even inside a section: another rank does not answer."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and _section.depth and _section.came is not None and time.monotonic() - _section.since_s > PATIENCE_S:
         _section.raise_again()

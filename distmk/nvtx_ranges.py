@@ -1,6 +1,7 @@
 """Named ranges on the timeline of Nsight Systems, around loading, compiling and launches.
 
-Seen with the package nvtx installed, or on the cuda backend, by torch's own. Without a profiler a range costs microseconds.
+They need the package nvtx or, on the cuda backend, torch's own functions. Without a profiler a range costs
+microseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def nvtx_range(name: str) -> Iterator[None]:
 
 
 def _functions() -> tuple[Callable[[str], Any], Callable[[Any], Any]]:
-    """What starts a range, and what ends the one that it returned."""
+    """The function that starts a range, and the function that ends the range that the first one returned."""
     if importlib.util.find_spec("nvtx") is not None:
         import nvtx
 

@@ -8,7 +8,8 @@ import resource
 
 from distmk.errors import UsageError
 
-# Of a rank: each other rank's connection, its segment of shared memory, and the descriptor that a memory map of it keeps.
+# For each rank: its connection, its segment of shared memory, and the descriptor that a memory map of the segment
+# keeps.
 FILES_OF_A_RANK = 3
 SPARE_FILES = 32  # compilers of the runtime, each with a pipe; modules, locks and a model
 ENOUGH_FILES = 4096
@@ -24,17 +25,17 @@ def check_open_files(num_ranks: int) -> None:
 
 
 def room_for_files(spare: int = SPARE_FILES) -> int:
-    """How many more files this process may open, with `spare` ones left."""
+    """How many more files this process may open, if `spare` ones are to remain."""
     limit = _limit() if _limit() >= 0 else 1 << 30
     return max(0, limit - len(os.listdir("/proc/self/fd")) - spare)
 
 
 def reason(error: OSError) -> str:
-    """What an error of the operating system says, with the limit on open files if that was met."""
+    """The text of an operating system error, with the limit on open files if that was reached."""
     text = error.strerror or str(error)
     return f"{text}: at most {_limit()} may be open here; {ADVICE}" if error.errno == errno.EMFILE else text
 
 
 def _limit() -> int:
-    """The limit; -1: there is none."""
+    """The limit; -1: no limit."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

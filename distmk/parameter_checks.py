@@ -1,4 +1,4 @@
-"""Values that callers give, checked one by one, and made Python's own types."""
+"""Checks of values that callers give, one by one. The results have Python's own types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distmk.errors import UsageError, shown
 
 
 def whole(name: str, value: Any, least: int, most: int, expected: str) -> int:
-    """A whole number, also of numpy. UsageError: `value` is none, or out of range."""
+    """A whole number; numpy's numbers are accepted. UsageError: `value` is not one, or out of range."""
     number = as_python(value)
     if not _is_number(number, numbers.Integral) or not least <= number <= most:
         raise _wrong(name, value, expected)
@@ -22,15 +22,15 @@ def whole(name: str, value: Any, least: int, most: int, expected: str) -> int:
 
 
 def real(name: str, value: Any, least: float, most: float, expected: str, above: bool = False) -> float:
-    """A number from `least` (`above`: but not `least` itself) to `most`. UsageError: `value` is none, or out of range."""
+    """A number from `least` (`above`: greater than `least`) to `most`. UsageError: `value` is not a number, or out of range."""
     number = as_python(value)
     if not _is_number(number, numbers.Real) or not (least < number if above else least <= number) or not number <= most:
-        raise _wrong(name, value, expected)  # so is what is not a number (nan)
+        raise _wrong(name, value, expected)  # also for nan
     return float(number)
 
 
 def deadline(seconds: Any) -> float:
-    """Seconds without progress until a launch is given up. UsageError: not a positive number, or too large."""
+    """Seconds without progress after which a launch is given up. UsageError: not a positive number, or too large."""
     expected = f"more than 0 and at most {MOST_SECONDS:g} seconds"
     return real("deadline_s", seconds, 0, MOST_SECONDS, expected, above=True)
 
@@ -44,7 +44,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def text(name: str, value: Any) -> str:
-    """Text, also a path. UsageError: `value` is neither, or empty."""
+    """Text, or a path as text. UsageError: `value` is neither, or empty."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise _wrong(name, value, "text")
     return os.fsdecode(value)
@@ -86,7 +86,7 @@ def biases(name: str, value: Any, most: float) -> dict[int, float] | None:
 
 
 def as_python(value: Any) -> Any:
-    """Arrays and numbers of numpy and torch as lists and numbers of Python; anything else as it is."""
+    """Arrays and numbers of numpy and torch as lists and numbers of Python; anything else unchanged."""
     is_array = hasattr(value, "tolist") and hasattr(value, "ndim") and not isinstance(value, str | memoryview)
     return value.tolist() if is_array else value
 

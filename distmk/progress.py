@@ -1,4 +1,4 @@
-"""What takes long is shown on stderr while it does: by a bar on a terminal, by lines elsewhere, and by rank 0 alone."""
+"""Shows work that takes long on stderr: with a bar on a terminal, with lines elsewhere, and only on rank 0."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from distmk import env
 from distmk.console import error_stream, keep_lines_apart, tell
 
-QUIET_S = 2.0  # of work before a line says what is going on
+QUIET_S = 2.0  # seconds of work before a line says what is going on
 REPEAT_S = 30.0
-DELAY_S = 0.3  # of work before there is a bar
+DELAY_S = 0.3  # seconds of work before a bar appears
 FRAME_S = 0.1
 _WITHOUT_TOTAL = "{desc}: {elapsed}"
 _is_other_rank = False
 
 
 class Progress:
-    """How far a block of work is. The block counts and another thread shows it, so that counting costs next to nothing."""
+    """The progress of a block of work. The block counts and another thread shows it, so that counting costs next to nothing."""
 
     def __init__(self, doing: str) -> None:
         self.doing = doing
@@ -38,11 +38,11 @@ class Progress:
 
 @contextmanager
 def progress(doing: str, shown: bool = True, bar: bool = True) -> Iterator[Progress]:
-    """While the block runs, show what it is `doing`, and how far it is.
+    """While the block runs, show what it is `doing`, and its progress.
 
-    On a terminal, a bar that is gone once the block ends; elsewhere, and without `bar`, a line after QUIET_S and every REPEAT_S.
-    Of blocks inside one another, the innermost is shown. Not `shown`, on other ranks than 0 (`leave_to_rank_0`), or with
-    DISTMK_PROGRESS=0: nothing.
+    On a terminal, a bar that disappears when the block ends. Elsewhere, and without `bar`, a line after QUIET_S and
+    every REPEAT_S. If blocks are nested, the innermost is shown. Nothing is shown unless `shown`, on ranks other than 0
+    (`leave_to_rank_0`), or with DISTMK_PROGRESS=0.
     """
     block = Progress(doing)
     if not shown or _is_other_rank or not env.shows_progress():
@@ -62,7 +62,7 @@ def progress(doing: str, shown: bool = True, bar: bool = True) -> Iterator[Progr
 
 
 def leave_to_rank_0() -> None:
-    """This process is another rank: show no progress from now on, as rank 0 waits for the same and may share the terminal."""
+    """Show no progress from now on: rank 0 waits for the same work and may share the terminal."""
     global _is_other_rank
     _is_other_rank = True
 
@@ -77,13 +77,13 @@ def on_terminal() -> bool:
 
 def make_bar(**options: Any) -> Any:
     """A tqdm bar on stderr, for `options` of tqdm's."""
-    if options.get("dynamic_ncols") and not _has_size():  # tqdm would take that for no room, and draw nothing
+    if options.get("dynamic_ncols") and not _has_size():  # tqdm would take this for zero width and draw nothing
         options = {**options, "dynamic_ncols": False, "ncols": 80, "nrows": 24}
     return _bar_class()(file=error_stream(), **options)
 
 
 def _has_size() -> bool:
-    """Whether the terminal knows its width, as one that a program has opened may not."""
+    """Whether the terminal knows its width. One that a program has opened may not."""
     stream = error_stream()
     with suppress(OSError, ValueError):
         return stream is not None and os.get_terminal_size(stream.fileno()).columns > 0
@@ -92,8 +92,8 @@ def _has_size() -> bool:
 
 @functools.cache
 def _bar_class() -> Any:
-    """tqdm, without a thread of its own or a lock between processes. Lines that are told go above its bars."""
-    from tqdm import tqdm  # only where something is shown
+    """tqdm, without its own thread and without a lock between processes. Lines that are told go above its bars."""
+    from tqdm import tqdm  # only when something is shown
 
     Bar: Any = type("Bar", (tqdm,), {"monitor_interval": 0})
     Bar.set_lock(threading.RLock())

@@ -1,7 +1,7 @@
-"""The files that a user names: only regular ones are opened, and of those that are read whole, none that is too large.
+"""The files that a user names. Only regular files are opened, and files that are read whole have a size limit.
 
 A FIFO in place of a file would block its reader, and a device such as /dev/zero would fill the memory. A file that is
-written takes its place once it is whole.
+written takes its place only when it is complete.
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str | None:
-    """What the mode is of, such as "a FIFO"; None: a regular file."""
+    """The kind of file with this mode, such as "a FIFO"; None: a regular file."""
     return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
 
 
 def exists(path: Path, error: type[UsageError] = ModelError) -> bool:
-    """Whether there is something at `path`. `error`: that cannot be seen, as for a folder that this user may not enter."""
+    """Whether there is a file at `path`.
+
+    `error`: this cannot be determined, for example in a folder that this user may not enter.
+    """
     return _mode(path, error) is not None
 
 
 def is_folder(path: Path, error: type[UsageError] = ModelError) -> bool:
-    """Whether `path` is a folder. `error`: there is neither a folder nor a regular file, or that cannot be seen."""
+    """Whether `path` is a folder. `error`: there is neither a folder nor a regular file, or this cannot be determined."""
     mode = _mode(path, error)
     if mode is None:
         raise error(f"{path}: no such file or folder")
@@ -49,7 +52,7 @@ def is_folder(path: Path, error: type[UsageError] = ModelError) -> bool:
 
 
 def list_folder(folder: Path, suffix: str, error: type[UsageError] = ModelError) -> list[Path]:
-    """What `folder` holds, by name, of names with `suffix`, but for folders. `error`: it cannot be listed."""
+    """The entries of `folder` whose names end in `suffix`, except folders, by name. `error`: it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return sorted(
@@ -60,12 +63,12 @@ def list_folder(folder: Path, suffix: str, error: type[UsageError] = ModelError)
 
 
 def open_regular(path: Path, error: type[UsageError] = ModelError) -> int:
-    """A descriptor for reading the regular file at `path`. `error`: it is none, or cannot be read."""
+    """A descriptor for reading the regular file at `path`. `error`: it is not a regular file, or cannot be read."""
     mode = _mode(path, error)
     if mode is not None:
         _check_regular(path, mode, error)
     try:
-        # Not blocking: a FIFO could have taken the place of the file since.
+        # Not blocking, because a FIFO may have taken the place of the file.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as e:
         raise error(f"{path}: cannot be read: {reason(e)}") from None
@@ -80,7 +83,7 @@ def open_regular(path: Path, error: type[UsageError] = ModelError) -> int:
 def read_whole(
     path: Path, max_bytes: int, error: type[UsageError] = ModelError, advice: str = "fetch it again"
 ) -> bytes:
-    """The contents of the regular file at `path`. `error`: it is none, cannot be read, or has more than `max_bytes`."""
+    """The contents of the regular file at `path`. `error`: it is not one, cannot be read, or has more than `max_bytes`."""
     fd = open_regular(path, error)
     try:
         with open(fd, "rb") as file:
@@ -98,12 +101,14 @@ def read_whole(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of the regular file at `path`, or of none, when the block ends; until then, and
-    if it fails, what was there stays. A device or a pipe is written directly. OSError: it cannot be written.
+    """A file to write, which takes the place of the regular file at `path` when the block ends; that file need not exist.
+
+    Until then, and if the block fails, the old file stays. A device or a pipe is written directly. OSError: it cannot
+    be written.
     """
     mode = _mode_to_write(path)
     if mode is not None and not stat.S_ISREG(mode):
-        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO without a reader is an error
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO without a reader is an error
         os.set_blocking(fd, True)
         with open(fd, "wb") as file:
             yield file
@@ -126,7 +131,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_replaceable(path: Path) -> None:
-    """OSError: there can be no `replacing` of `path`, as far as can be seen; leaves nothing behind."""
+    """OSError: as far as can be determined, `replacing` would not work for `path`. Leaves nothing behind."""
     mode = _mode_to_write(path)
     if mode is not None and not stat.S_ISREG(mode):
         if not os.access(path, os.W_OK):
@@ -138,7 +143,10 @@ def check_replaceable(path: Path) -> None:
 
 
 def _mode_to_write(path: Path) -> int | None:
-    """The type and permissions of what `path` leads to, None if there is nothing. OSError: it is a folder, or out of reach."""
+    """Type and permissions of the file that `path` leads to; None if there is none.
+
+    OSError: it is a folder, or out of reach.
+    """
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -151,7 +159,7 @@ def _mode_to_write(path: Path) -> int | None:
 
 
 def _mode(path: Path, error: type[UsageError]) -> int | None:
-    """The type and permissions of what `path` leads to; None if there is nothing."""
+    """Type and permissions of the file that `path` leads to; None if there is none."""
     try:
         return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""All-reduce as tasks: every rank puts its vector into all ranks' slots, each adds the slots up in rank order.
+"""All-reduce as tasks: every rank puts its vector into all ranks' slots; each rank adds up the slots in rank order.
 
 python examples/allreduce.py --ranks 4   (or: torchrun --nproc-per-node 4 examples/allreduce.py)
 """
@@ -19,9 +19,11 @@ MIN_PART = 1024  # elements that are worth a task
 
 
 def build(target: distmk.Target, num_elements: int) -> tuple[distmk.Graph, Buffer]:
-    """`vector` [num_elements] float32 on every rank becomes the sum over ranks; waits follow from what tasks touch.
+    """`vector` [num_elements] float32 on every rank becomes the sum over ranks.
 
-    Each worker of a rank takes one part of the elements.
+    Waits follow from what tasks read and write.
+
+    Each worker of a rank handles one part of the elements.
     """
     graph, ranks = target.graph(), range(target.num_ranks)
     vector = graph.buffer("vector", num_elements)

@@ -1,4 +1,4 @@
-"""A linear layer with tensor parallelism: every rank multiplies its columns of W, and pushes its part of W x to all.
+"""A linear layer with tensor parallelism: every rank multiplies its columns of W and pushes its part of W x to all.
 
 python examples/linear.py --ranks 2   (or: torchrun --nproc-per-node 2 examples/linear.py)
 """
@@ -18,12 +18,15 @@ from distmk.tasks import Linear, Sum
 
 
 def build(target: distmk.Target, weight: U16) -> tuple[distmk.Graph, Buffer, Buffer]:
-    """y = W x of `weight`, bits of bf16 [n, k]: rank r has x and the columns of W from r * k / ranks on, and gets all of y."""
+    """y = W x, where `weight` has the bits of W, bf16 [n, k].
+
+    Rank r has x and the columns of W beginning at r * k / ranks; every rank gets all of y.
+    """
     graph, ranks, (n, k) = target.graph(), range(target.num_ranks), weight.shape
     x, y = graph.buffer("x", k // target.num_ranks, dtype="bf16"), graph.buffer("y", n)
     slots = graph.buffer("slots", target.num_ranks * n)  # the parts that all ranks have computed
     for rank, columns in zip(ranks, np.split(weight, target.num_ranks, axis=1), strict=True):
-        # Slabs of rows, one for each worker that gets some; packed as the backend streams them.
+        # Slabs of rows, one for each worker that gets rows; packed in the order in which the backend streams them.
         slabs = target.matrix(graph, "weight", rank, columns)
         for worker, slab in enumerate(slabs):
             slot = slots.at(rank, rank * n + slab.row_begin, rank * n + slab.row_end)

@@ -1,4 +1,4 @@
-"""A language model of one's own: written as plain operators, run with weights of numpy, on any number of ranks.
+"""A user's own language model: written in plain operators, run with numpy weights, on any number of ranks.
 
 python examples/own_model.py --ranks 2
 """
@@ -15,7 +15,7 @@ from distmk.model.nodes import Node
 
 
 class Parrot(CausalLM):
-    """A small decoder. Names are those of its weights; `parallel="row"` makes the compiler sum over ranks."""
+    """A small decoder. Names are those of its weights. `parallel="row"` makes the compiler add a sum over ranks."""
 
     def forward(self, tokens: Node) -> Node:
         c, eps = self.config, self.config.rms_norm_eps
@@ -44,7 +44,7 @@ CONFIG = ModelConfig(
 
 
 def make_weights(model: CausalLM) -> dict[str, F32]:
-    """Products that are nearly zero, and a head like the embedding: the likeliest token is the last one again."""
+    """Weights with which the likeliest token is the last one again: products are nearly zero, and the head is the embedding."""
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal(shape, np.float32) / shape[-1] for name, shape in model.weights().items()}
     weights |= {name: np.ones(shape, np.float32) for name, shape in model.weights().items() if "norm" in name}

@@ -1,4 +1,4 @@
-"""The smallest program with a putmem_signal: a number goes round a ring of ranks, each adds its own rank + 1.
+"""The smallest program with a putmem_signal: a number travels round a ring of ranks, and each adds its own rank + 1.
 
 python examples/ring.py --ranks 3        (or: mpirun -n 3 python examples/ring.py)
 """
@@ -13,7 +13,7 @@ from distmk.tasks import Affine, Put
 
 
 def build(num_ranks: int) -> tuple[distmk.Graph, object]:
-    """One iteration is one lap: rank r takes what is in its inbox, adds r + 1, and puts it into its neighbour's inbox."""
+    """One iteration is one lap: rank r reads its inbox, adds r + 1, and puts the result into its neighbour's inbox."""
     graph = distmk.Graph(num_ranks)
     inbox, outbox = graph.buffer("inbox", 1), graph.buffer("outbox", 1)
     for rank in range(num_ranks):

@@ -31,7 +31,7 @@ fi
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
-# Cores, not hardware threads: Open MPI starts one rank a core unless told otherwise.
+# Counts cores, not hardware threads: by default Open MPI starts at most one rank per core.
 count_cores() {
     local threads cores
     threads=$(nproc)

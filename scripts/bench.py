@@ -8,7 +8,8 @@
     python scripts/bench.py plot 1.json 2.json 4.json --output step.png    # reports that step wrote with --json
     python scripts/bench.py growth *.json --output growth.png              # of several layers, ranks and batches
 
-Figures of `host` and `step` are medians of --repeats runs (default 5), with the spread. Each part says more with --help.
+Figures of `host` and `step` are medians of --repeats runs (default 5), with the spread. Each part explains itself with
+--help.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    os.environ.update(NO_MULTICAST)  # before anything looks
+    os.environ.update(NO_MULTICAST)  # before any library reads the environment
     arguments = parse()
     return int(arguments.run(arguments))
 

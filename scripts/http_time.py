@@ -1,12 +1,13 @@
 #!/usr/bin/env python
-"""What HTTP costs: time to first token and tokens/s through the server, and offline, of one engine in the same run.
+"""The cost of HTTP: time to first token and tokens/s through the server and offline, with one engine in the same run.
 
     python scripts/http_time.py qwen3-8b
     python scripts/http_time.py smollm2-135m --repeats 50 --new-tokens 64
 
-Prints one JSON object. `first_ms`: from a prompt of one token to its first token, one caller, median and 99th percentile;
-`http` asks over one connection, `offline` calls `LLM.submit`. `tokens_per_s`: `--concurrency` callers at once, each reading a
-stream; the client is a process of its own. Weights are random, since no value changes how long a step takes.
+Prints one JSON object. `first_ms`: from a prompt of one token to its first token, with one caller; median and 99th
+percentile. `http` sends requests over one connection, `offline` calls `LLM.submit`. `tokens_per_s`: `--concurrency`
+callers at once, each reading a stream. The client is a separate process. Weights are random, since no value changes how
+long a step takes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def body(num_tokens: int, stream: bool) -> bytes:
 
 
 def first_token_http(port: int, repeats: int) -> list[float]:
-    """Milliseconds, each."""
+    """Milliseconds of each request."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     asked = body(1, stream=True)
     times = []
@@ -57,7 +58,7 @@ def first_token_http(port: int, repeats: int) -> list[float]:
 
 
 def first_token_offline(llm: LLM, repeats: int) -> list[float]:
-    """Milliseconds, each."""
+    """Milliseconds of each request."""
     came, times = threading.Event(), []
     for _ in range(repeats):
         came.clear()
@@ -91,7 +92,7 @@ def read_streams(port: int, concurrency: int, num_tokens: int) -> float:
 
 
 def generate_offline(llm: LLM, concurrency: int, num_tokens: int) -> float:
-    """Seconds until all tokens have come."""
+    """Seconds until all tokens have arrived."""
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     began = time.perf_counter()
     llm.generate([PROMPT] * concurrency, params)
@@ -99,13 +100,13 @@ def generate_offline(llm: LLM, concurrency: int, num_tokens: int) -> float:
 
 
 def in_a_process(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` returns, in a process that does nothing else."""
+    """The result of `work`, run in a process that does nothing else."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(work, arguments)
 
 
 def measure(llm: LLM, port: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What is printed."""
+    """The results to print."""
     size = (arguments.concurrency, arguments.new_tokens)
     first_token_offline(llm, 5)
     in_a_process(first_token_http, port, 5)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python
-"""A burst of requests on a fresh engine, then a steady stream: how well they share iterations, and what holds tokens up.
+"""A burst of requests on a fresh engine, then a steady stream: how well they share iterations, and what delays tokens.
 
     python scripts/load_time.py qwen3-8b
     python scripts/load_time.py qwen3-8b --tensor-parallel-size 2 --concurrency 32
 
-`--concurrency` requests are submitted at once, and each one that ends is replaced for `--seconds`. Prints one JSON object.
-`tokens_per_iteration` is close to the concurrency if no request waits. `gaps` are the longest times between two tokens of a
-request, each with what happened meanwhile: iterations of the kernel, the collector's passes, starts of launches, and the
-longest time for which no thread of this process could run Python. Many iterations in a gap mean that the host held the
-tokens up, none that the GPU did. `--heap-objects` stands for what an application has loaded, `--kept-objects` for what it
-keeps of each token. Weights are random.
+`--concurrency` requests are submitted at once. For `--seconds`, each request that ends is replaced. Prints one JSON
+object. `tokens_per_iteration` is close to the concurrency if no request waits. `gaps` are the longest times between two
+tokens of a request. Each gap lists what happened meanwhile: iterations of the kernel, the collector's passes, starts of
+launches, and the longest time in which no thread of this process could run Python. Many iterations in a gap mean that
+the host delayed the tokens; no iterations mean that the GPU did. `--heap-objects` stands for the objects that an
+application has loaded, `--kept-objects` for the objects that it keeps for each token. Weights are random.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STALL_S = 0.02
 
 @dataclass
 class Watch:
-    """What may hold tokens up, as (kind, begin, end) in seconds of the monotonic clock."""
+    """Events that may delay tokens, as (kind, begin, end) in seconds of the monotonic clock."""
 
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     num_launches: int = 0
@@ -50,7 +50,7 @@ class Watch:
 
     @contextmanager
     def over(self, llm: LLM) -> Iterator[None]:
-        """Watch an engine, the collector and the time for which Python does not run."""
+        """Watch an engine, the collector, and the times in which Python does not run."""
         engine = llm.llm_engine.engine
         launch, ticking = engine.launch, threading.Thread(target=self._tick)
 
@@ -88,7 +88,7 @@ class Watch:
             before_s = now_s
 
     def during(self, begin_s: float, end_s: float) -> dict[str, float]:
-        """Milliseconds of each kind of span within a time."""
+        """Milliseconds of each kind of event between two times."""
         found: dict[str, float] = {}
         for kind, began_s, ended_s in self.spans:
             if (shared_s := min(ended_s, end_s) - max(began_s, begin_s)) > 0:
@@ -107,10 +107,10 @@ class Load:
 
     llm: LLM
     rng: random.Random
-    num_kept: int  # objects, of each token
-    burst_ms: list[float] = field(default_factory=list)  # to the first token of the requests that come first
+    num_kept: int  # objects per token
+    burst_ms: list[float] = field(default_factory=list)  # to the first token, for the first burst of requests
     first_ms: list[float] = field(default_factory=list)
-    gaps: list[tuple[float, float, int]] = field(default_factory=list)  # seconds, end, iterations: the longest ones
+    gaps: list[tuple[float, float, int]] = field(default_factory=list)  # the longest ones: seconds, end, iterations
     outputs: list[list[object]] = field(default_factory=list)
     over: SimpleQueue[BaseException | None] = field(default_factory=SimpleQueue)
 
@@ -138,7 +138,7 @@ class Load:
         self.llm.submit(prompt, params, deliver)
 
     def note_gap(self, gap_s: float, end_s: float, num_iterations: int) -> None:
-        """Keep the longest gaps. Gaps of several requests at one time count once."""
+        """Keep the longest gaps. Gaps of several requests at the same time count once."""
         for index, (other_s, other_end_s, _) in enumerate(self.gaps):
             if min(end_s, other_end_s) - max(end_s - gap_s, other_end_s - other_s) > 0.5 * min(gap_s, other_s):
                 if gap_s > other_s:
@@ -153,7 +153,7 @@ class Load:
 
 
 def measure(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What is printed."""
+    """The results to print."""
     load, watch = Load(llm, random.Random(arguments.seed), arguments.kept_objects), Watch()
     heap = [[number] for number in range(arguments.heap_objects)]
     with watch.over(llm):

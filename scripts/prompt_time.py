@@ -5,10 +5,10 @@
     torchrun --nproc-per-node 2 scripts/prompt_time.py qwen3-8b          # tensor parallel
     python scripts/prompt_time.py MODEL.gguf --lengths 512,2048 --peer   # the host twin beside transformers on the same cores
 
-Prompts are fresh and the prefix cache is off. The peer is `transformers` with scaled-dot-product attention in bfloat16: one
-forward of the prompt with a KV cache, and the argmax of its last row (compiled on a GPU). Weights are random unless MODEL is a
-file or folder of real ones; the peer's are random. Prints one JSON object: milliseconds, medians of --repeats, and seconds of
-requests of 512 tokens that get 128 more.
+Prompts are fresh and the prefix cache is off. The peer is `transformers` with scaled-dot-product attention in bfloat16:
+one forward pass of the prompt with a KV cache, and the argmax of its last row (compiled on a GPU). Weights are random
+unless MODEL is a file or folder with real ones; the peer's are always random. Prints one JSON object: medians of
+--repeats in milliseconds, and for requests of 512 tokens that get 128 more, seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from distmk.cli.together import launcher_rank
 from distmk.model.config import ModelConfig
 from distmk.model.presets import PRESETS
 
-OUTPUT_TOKENS = 128  # of each of several requests
+OUTPUT_TOKENS = 128  # for each of several requests
 REQUEST_LENGTH = 512
 
 
@@ -50,12 +50,12 @@ def numbers(text: str) -> list[int]:
 
 
 def prompt(length: int, salt: int) -> list[int]:
-    """No prompt begins as another."""
+    """A prompt that begins like no other."""
     return [(7 * i + 3 + 31 * salt + 131 * length) % 997 for i in range(length)]
 
 
 def median_ms(run: Callable[[int], float], repeats: int) -> float:
-    """Of seconds, without the first."""
+    """The median in milliseconds of runs in seconds, without the first run."""
     return round(1e3 * statistics.median([run(repeat) for repeat in range(repeats + 1)][1:]), 2)
 
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-"""Time of a decode step by sampling parameters, beside that of greedy decoding in the same process.
+"""Time of a decode step by sampling parameters, beside greedy decoding in the same process.
 
     python scripts/sample_time.py qwen3-8b
 
-Prints a line for each batch size and set of parameters: milliseconds a token, the median of --repeats streams of 200 tokens
-behind prompts of 256. Greedy decoding comes first and last. Weights are random, since no value changes how long a step takes.
+Prints a line for each batch size and set of parameters: milliseconds per token, as the median of --repeats streams of
+200 tokens after prompts of 256. Greedy decoding comes first and last. Weights are random, since no value changes how
+long a step takes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def time_step(llm: LLM, batch: int, parameters: dict[str, Any]) -> float:
-    """Milliseconds a token."""
+    """Milliseconds per token."""
     prompts = [[(7 * index + i) % 1000 for i in range(PROMPT_TOKENS)] for index in range(batch)]
     params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, **parameters)
     came_s = [time.perf_counter() for output in llm.stream(prompts, params) if output.index == batch - 1]

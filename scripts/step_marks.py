@@ -1,12 +1,13 @@
 #!/usr/bin/env python
-"""Where a decode step's time goes within tasks: when each warp of each SM got where, by the clock.
+"""Where a decode step spends its time within tasks: when each warp of each SM reached which place.
 
     python scripts/step_marks.py qwen3-8b                    # one GPU; compiles a kernel for it the first time
     mpirun -n 2 python scripts/step_marks.py qwen3-8b        # of rank 0
     python scripts/step_marks.py qwen3-8b --workers 0:16     # of some workers, such as those with attention
 
-A trace (`scripts/step_time.py --trace`) says when tasks ran. This says what they were at: abi.Mark names the places. It is of
-the last 64 tasks of each worker, some twelve layers. Looking takes time itself: the step is told as it was meanwhile.
+A trace (`scripts/step_time.py --trace`) says when tasks ran. This table says at which place they were; abi.Mark names
+the places. It covers the last 64 tasks of each worker, about twelve layers. Recording takes time itself, so the step is
+slower than without it.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     python scripts/step_time.py qwen3-8b                        # one GPU, or the host twin
     mpirun -n 4 python scripts/step_time.py qwen3-8b --trace    # tensor parallel; and where the time of a step goes
 
---power adds the mean power of rank 0's board while it is idle, with everything loaded, and while it reads prompts and decodes;
-`pip install nvidia-ml-py` for that.
+--power adds the mean power of rank 0's board: while it is idle with everything loaded, and while it reads prompts and
+decodes. It needs `pip install nvidia-ml-py`.
 
-Prints one JSON object: the median over --repeats launches of the time per token, as `scripts/bench.py step` measures it.
-Weights are random, since no value changes how long a step takes.
+Prints one JSON object: the median over --repeats launches of the time per token, as `scripts/bench.py step` measures
+it. Weights are random, since no value changes how long a step takes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
 
 
 def time_with_power(llm: LLM, work: Work) -> tuple[Timed, dict[str, float | None]]:
-    """The same, and the board's mean power in watts; None where it cannot be measured."""
+    """`time_steps`, and the board's mean power in watts; None if it cannot be measured."""
     meter = power_meter(llm.backend, 0)
     timed: list[Timed] = []
     idle = meter.watts(lambda: time.sleep(IDLE_S))

@@ -4,10 +4,14 @@
     python scripts/submit_time.py qwen3-8b                 # the launch stays: requests join a running kernel
     python scripts/submit_time.py qwen3-8b --idle exit     # it leaves at once: every request launches it again
 
-Prints one JSON object. `write_us`: a request is written to the memory that the kernel reads, by a thread that does nothing
-else. `answer_us`: from the word to the kernel that it is there to its token in host memory. `submit_us`: both and all around
-them, for a caller of `LLM.submit`. `step_us`: between two tokens of a long completion. Medians, and 99th percentiles. Weights
-are random, since no value changes how long a step takes.
+Prints one JSON object with medians and 99th percentiles.
+
+write_us: the time to write a request to the memory that the kernel reads, in a thread that does nothing else.
+answer_us: from telling the kernel that the request is there until its token is in host memory.
+submit_us: both of these and everything around them, for a caller of `LLM.submit`.
+step_us: the time between two tokens of a long completion.
+
+Weights are random, since no value changes how long a step takes.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ STEPS = 256
 
 
 def time_ring(llm: LLM, repeats: int) -> tuple[list[float], list[float]]:
-    """Microseconds of writing and of answering, in a launch of its own."""
+    """Microseconds of writing and of answering, in a separate launch."""
     launch = llm.llm_engine.engine.launch()
     block, counts = launch.launch.block, launch.launch.block.counts
     writing, answering = [], []
@@ -58,7 +62,7 @@ def time_ring(llm: LLM, repeats: int) -> tuple[list[float], list[float]]:
 
 
 def time_submit(llm: LLM, repeats: int) -> list[float]:
-    """Microseconds of `LLM.submit` to the delivery."""
+    """Microseconds from `LLM.submit` to the delivery."""
     delivered = threading.Event()
     times = []
     for _ in range(repeats):
@@ -100,7 +104,7 @@ def main() -> int:
 
 
 def measure(llm: LLM, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What is printed."""
+    """The results to print."""
     meter = power_meter(llm.backend, 0)
     alone = arguments.idle == "resident" and llm.tensor_parallel_size == 1
     writing, answering = time_ring(llm, arguments.repeats) if alone else ([], [])

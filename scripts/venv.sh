@@ -1,5 +1,5 @@
 # Sourced by launch/demo.sh and scripts/test.sh: a virtual environment with distmk in it, made on first use.
-# Uses the active one, else .venv in the repository. `venv_with EXTRA` installs the package with that extra.
+# Uses the active environment, else .venv in the repository. `venv_with EXTRA` installs the package with that extra.
 
 say() { printf '[%4ds] %s\n' "$SECONDS" "$*" >&2; }
 die() { printf 'distmk: %s\n' "$*" >&2; exit 2; }
@@ -15,12 +15,12 @@ venv_with() {
   command -v "${DISTMK_CXX:-${CXX:-g++}}" >/dev/null || die "no C++ compiler; install g++ or set DISTMK_CXX"
   PYTHON=$venv/bin/python
   PATH=$venv/bin:$PATH
-  # Installing again what is there already would take seconds of every run.
+  # Installing the same package again would cost seconds in every run.
   local stamp=$venv/.distmk-$extra wanted
   wanted=$(cksum <"$ROOT/pyproject.toml")$ROOT
   if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     say "installing distmk[$extra] (the first time this downloads packages)"
-    # This release has a small build without CUDA where an index offers one; tests need no more.
+    # Tests need no CUDA. This release has a small build without it, if the package index offers one.
     [ "$extra" != test ] || "$PYTHON" -m pip install --quiet torch==2.13.0 || die "pip could not install torch"
     "$PYTHON" -m pip install --quiet --editable "$ROOT[$extra]" || die "pip could not install distmk[$extra]"
     printf '%s' "$wanted" >"$stamp"

@@ -1,1 +1,1 @@
-"""What runs a program: the host twin, the emulator and GPUs behind one interface; and the upload of weights to them."""
+"""Backends, which run programs: the host twin, the emulator and GPUs behind one interface. Also uploads weights to them."""

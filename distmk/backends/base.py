@@ -1,4 +1,4 @@
-"""What every backend offers: a rank's memory, and launches of its program."""
+"""The interface of every backend: a rank's memory, and launches of its program."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ def require_warps(num_schedulers: int) -> None:
 
 
 def inject_dropped_signal(fault: abi.Fault, rank: int) -> None:
-    """Have `rank` lose the signal that DISTMK_FAULT_DROP_SIGNAL names, if it names one of this rank."""
+    """If DISTMK_FAULT_DROP_SIGNAL names a signal of `rank`, make the rank lose this signal."""
     dropped = env.drop_signal()
     if dropped and dropped[0] == rank:
         _, fault.drop_rank, fault.drop_event, fault.drop_nth = dropped
 
 
 def check_virtual_nodes(backend: str) -> None:
-    """UsageError if virtual nodes are asked for by the variable of another backend."""
+    """UsageError if a variable of the host backend asks another backend for virtual nodes."""
     if backend != "host" and env.delay_puts():
         raise UsageError("DISTMK_FAULT_DELAY_PUTS is for the host backend; unset it, or use --backend host")
 
 
 def first_batches(others: Sequence[RankProgram]) -> list[int]:
-    """Offsets in the heap of the events that start iterations of programs other than the first. They are 1 when a launch begins:
-    the batch of such a program's first iteration comes with the end of another program's turn, and not with this event.
+    """Heap offsets of the events that start iterations, for the programs other than the first.
+
+    These events are 1 when a launch begins. The batch of such a program's first iteration comes at the end of another
+    program's turn, and not with this event.
     """
     headers = (program.header for program in others)
     return [header.events_heap_offset + header.iteration_event * EVENT_STRIDE_BYTES for header in headers]
@@ -55,15 +57,15 @@ class Launch(Protocol):
     block: LaunchBlock
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until there are tokens to take, time is up, or the launch is over (True)."""
+        """Sleep until there are tokens to take, time is up, or the launch is over. Returns whether it is over."""
         ...
 
     def upload_request(self, entry: int) -> None:
-        """Bring an entry of the request table to where the batcher reads it."""
+        """Copy an entry of the request table to the memory in which the batcher reads it."""
         ...
 
     def join(self) -> Abort:
-        """Wait until this rank has left the launch; returns what ended it early, if anything."""
+        """Wait until this rank has left the launch. Returns the reason if something ended it early."""
         ...
 
     def trace(self) -> list[RunnerRecords]:
@@ -75,31 +77,33 @@ class Launch(Protocol):
 
 
 class Backend(Protocol):
-    """One rank's memory and launches. Making one is collective over all ranks."""
+    """One rank's memory and launches. Construction is collective over all ranks."""
 
     name: str
-    device: str  # of the arrays that `write` prefers: "cpu" (numpy), else a torch device
+    device: str  # device of the arrays that `write` prefers: "cpu" (numpy), else a torch device
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An allocation of this rank as an array [rows, row_bytes / itemsize]; valid until `close`.
 
-        On a GPU it is a copy of the present contents, and read-only.
+        On a GPU it is a read-only copy of the present contents.
         """
         ...
 
     def tensor(self, placed: Placed, dtype: str) -> torch.Tensor:
-        """An allocation of this rank as a torch tensor [rows, cols] of a buffer's dtype, where the memory is and sharing it.
+        """An allocation of this rank as a torch tensor [rows, cols] of a buffer's dtype.
 
-        Valid until `close`; afterwards it holds its last contents. UsageError: torch is not installed.
+        The tensor shares the allocation's memory.
+
+        Valid until `close`; afterwards it keeps its last contents. UsageError: torch is not installed.
         """
         ...
 
     def write(self, placed: Placed, offset_bytes: int, array: Any) -> None:
-        """Write an array, or a tensor on `device`, to an allocation, from byte `offset_bytes` on."""
+        """Write an array, or a tensor on `device`, to an allocation, beginning at byte `offset_bytes`."""
         ...
 
     def reset(self) -> None:
-        """Zero this rank's abort flag, events, rings and Lamport buffers; no rank may be in a launch."""
+        """Zero this rank's abort flag, events, rings and Lamport buffers. No rank may be in a launch."""
         ...
 
     def start(self, spec: LaunchSpec) -> Launch: ...
@@ -109,7 +113,7 @@ class Backend(Protocol):
         ...
 
     def join_all(self) -> None:
-        """Wait until this rank has left every launch, also one whose `Launch` was lost by an exception."""
+        """Wait until this rank has left every launch, even one whose `Launch` object an exception has lost."""
         ...
 
     def lost_ranks(self) -> list[int]:

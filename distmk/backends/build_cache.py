@@ -1,4 +1,4 @@
-"""A cache of compiled files, keyed by the content they are made from; ranks that start together compile once."""
+"""A cache of compiled files, keyed by the content that they are made from. Ranks that start together compile only once."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def csrc_dir() -> Path:
 
 
 def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path], what: str = "") -> Path:
-    """The file `<name>-<key><suffix>` of the cache, made by `make(scratch folder)` if it is not there as it was published.
+    """The file `<name>-<key><suffix>` of the cache. If it is missing or damaged, `make(scratch folder)` makes it.
 
-    `what` it is, for the line that says what takes so long (default: its name).
+    `what` is compiled, for the progress line (default: `name`).
 
-    BuildError: the cache folder cannot be written or trusted. Any BuildError of `make` passes through.
+    BuildError: the cache folder cannot be written or trusted. BuildErrors of `make` pass through.
     """
     return published(f"{name}-{key}{suffix}", lambda path: path, make, f"compiling {what or name}")
 
@@ -53,7 +53,7 @@ def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path], what:
 def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
     """24 hex digits: a hash of `ingredients` (tools, flags) and of the names and contents of `sources`.
 
-    Absolute paths do not count, so that a cache can be moved.
+    Absolute paths are not part of the key, so a cache can be moved.
     """
     root = csrc_dir()
     named = {path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name: path for path in sources}
@@ -65,11 +65,13 @@ def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
 
 
 def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path], doing: str) -> T:
-    """The value that `read` returns for a file of the cache; while there is none, `make(scratch folder)` makes the file.
+    """The value that `read` returns for a file of the cache. If there is none, `make(scratch folder)` makes the file.
 
-    A file that may not be loaded (`cache_files`), or for which `read` returns None, is made anew. Of several processes that
-    ask at once, one makes the file and the others wait, which shows as `doing`. CacheError: the cache folder cannot be
-    written, or its disk is full. BuildError: the folder cannot be trusted, or a file not be read back.
+    A file is made anew if it may not be loaded (`cache_files`), or if `read` returns None for it. If several processes
+    ask at once, one makes the file and the others wait, with `doing` in their progress line.
+
+    CacheError: the cache folder cannot be written, or its disk is full. BuildError: the folder cannot be trusted, or a
+    file cannot be read back.
     """
     folder = env.cache_dir()
     target = folder / file_name
@@ -95,12 +97,12 @@ def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[
 
 
 def compiler_env(scratch: Path) -> dict[str, str]:
-    """Environment of a compiler: its messages in English, and its temporary files in `scratch`."""
+    """The environment for a compiler: messages in English, temporary files in `scratch`."""
     return os.environ | {"LC_ALL": "C", "TMPDIR": str(scratch)}
 
 
 def _find(target: Path, read: Callable[[Path], T | None]) -> tuple[T | None, str]:
-    """What `read` returns for the file, or None and what is wrong with it."""
+    """The value that `read` returns for the file, or None, and the fault to report if it is None."""
     if fault := fault_of(target):
         return None, fault
     return read(target), "is damaged"
@@ -115,7 +117,7 @@ def _make(target: Path, make: Callable[[Path], Path]) -> None:
         except CacheError:
             raise
         except BuildError as error:
-            # Not every compiler says that the disk is full; a linker may die of it.
+            # Not every compiler says that the disk is full; a linker may crash.
             if tells_of_no_space(str(error)) or is_full(Path(scratch)):
                 raise cannot_write(folder, OSError(errno.ENOSPC, "")) from None
             raise

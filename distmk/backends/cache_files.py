@@ -1,8 +1,8 @@
-"""Files of the cache: what may be loaded, and how a file is published.
+"""Files of the cache: which files may be loaded, and how a file is published.
 
-A damaged library kills the process that loads it, and one that a stranger may write is the stranger's code. So a file is
-loaded only if it is regular, belongs to this user or to root, cannot be written by others, and has the SHA-256 digest that
-lies beside it with suffix .sha256, as `sha256sum` writes it. The same rule of owner and mode holds for the folder.
+A damaged library kills the process that loads it, and a file that a stranger may write is the stranger's code. So a
+file is loaded only if it is regular, belongs to this user or to root, cannot be written by others, and has the SHA-256
+digest in the file beside it (suffix .sha256, as `sha256sum` writes it). The folder must have the same owner and mode.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from distmk.errors import BuildError
 from distmk.user_files import kind_of
 
 MISSING, NO_DIGEST = "is not there", "has no digest beside it"
-MAX_BYTES = 1 << 30  # of a file of the cache
-MAX_TEXT_BYTES = 1 << 16  # of a digest or a compiler's report
+MAX_BYTES = 1 << 30  # limit for a file of the cache
+MAX_TEXT_BYTES = 1 << 16  # limit for a digest or a compiler's report
 LOCK_WAIT_S = 300.0  # longer than any compilation
 PROBE_BYTES = 1 << 20
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CacheError(BuildError):
-    """The cache folder cannot be written; what is in it can be read."""
+    """The cache folder cannot be written. Its files can be read."""
 
 
 class _Untrusted(Exception):
@@ -39,7 +39,7 @@ class _Untrusted(Exception):
 
 
 def fault_of(path: Path) -> str | None:
-    """Why the file at `path` must not be loaded (`MISSING`: there is none), to follow its name; None: it may be."""
+    """Why the file at `path` must not be loaded, as words to follow its name (`MISSING`: there is no file); None: it may be."""
     try:
         found = _digest(path)
         told = read_text(_digest_of(path))
@@ -51,7 +51,7 @@ def fault_of(path: Path) -> str | None:
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a small file with the right owner and mode, None if there is none."""
+    """The text of a small file with the right owner and mode; None if there is no such file."""
     try:
         with _opened(path, MAX_TEXT_BYTES) as (fd, size):
             return os.read(fd, size).decode()
@@ -60,7 +60,7 @@ def read_text(path: Path) -> str | None:
 
 
 def folder_fault(folder: Path) -> str | None:
-    """Why files of `folder` must not be loaded, to follow its name; None: they may be, or there is no such folder yet."""
+    """Why files of `folder` must not be loaded, as words to follow its name; None: they may be, or it does not exist."""
     try:
         info = folder.stat()
     except OSError:
@@ -69,7 +69,10 @@ def folder_fault(folder: Path) -> str | None:
 
 
 def own_folder(folder: Path) -> Path:
-    """`folder`, made with mode 0700 if it is not there. CacheError: it cannot be written. BuildError: `folder_fault`."""
+    """Returns `folder`, and makes it with mode 0700 if it does not exist.
+
+    CacheError: it cannot be written. BuildError: `folder_fault`.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -81,14 +84,14 @@ def own_folder(folder: Path) -> Path:
 
 
 def require_trusted(folder: Path) -> None:
-    """BuildError: files of the cache folder must not be loaded."""
+    """Raise BuildError if files of the cache folder must not be loaded."""
     if fault := folder_fault(folder):
         change = f"chmod go-w {folder}, or " if "may be written" in fault else ""
         raise BuildError(f"the cache folder {folder} {fault}; {change}set DISTMK_CACHE to a folder of your own")
 
 
 def cannot_write(folder: Path, error: OSError) -> CacheError:
-    """The error for a cache folder in which `error` came up."""
+    """The error to raise if `error` occurred in a cache folder."""
     if error.errno in NO_SPACE:
         return CacheError(
             f"no space left in the cache folder {folder}; make room, or set DISTMK_CACHE to a folder of another disk"
@@ -103,7 +106,7 @@ def tells_of_no_space(text: str) -> bool:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether `folder` has no room left for what a compiler writes."""
+    """Whether `folder` has no space left for the files that a compiler writes."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(PROBE_BYTES))
@@ -115,8 +118,10 @@ def is_full(folder: Path) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock at `path`, which saves work but is not needed: after LOCK_WAIT_S, as when the process that holds it is
-    stopped, and on file systems without locks, go on without. OSError: it cannot be made.
+    """Hold the lock at `path`. The lock saves work, but nothing depends on it.
+
+    After LOCK_WAIT_S, for example if the process that holds the lock is stopped, and on file systems without locks, go
+    on without it. OSError: the lock file cannot be made.
     """
     fd = _open_lock(path)
     try:
@@ -135,8 +140,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def publish(made: Path, target: Path) -> None:
-    """Move `made` to `target`, in a folder of the same file system, with its digest and the report that may lie beside it
-    with suffix .json. A reader finds all of it or a file that differs from its digest, even after a power failure.
+    """Move `made` to `target`, on the same file system, with its digest and, if there is one, its report (suffix .json).
+
+    A reader finds all of them, or a file that differs from its digest, even after a power failure.
     """
     digest, report = made.with_name(f"{made.name}.sha256"), made.with_suffix(".json")
     digest.write_text(f"{_digest(made, own=False)}  {target.name}\n")
@@ -163,7 +169,7 @@ def _digest_of(path: Path) -> Path:
 
 
 def _digest(path: Path, own: bool = True) -> str:
-    """SHA-256 of a file, in hexadecimal. `own`: it must have the right owner and mode."""
+    """The SHA-256 of a file, in hexadecimal. `own`: the file must have the right owner and mode."""
     digest = hashlib.sha256()
     with _opened(path, MAX_BYTES, own) as (fd, size):
         while size > 0 and (block := os.read(fd, min(size, 1 << 20))):
@@ -174,7 +180,7 @@ def _digest(path: Path, own: bool = True) -> str:
 
 @contextmanager
 def _opened(path: Path, max_bytes: int, own: bool = True) -> Iterator[tuple[int, int]]:
-    """Descriptor and size of the regular file at `path`; opening a FIFO or a device here neither waits nor reads."""
+    """Descriptor and size of the regular file at `path`. Opening a FIFO or a device here neither blocks nor reads."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except FileNotFoundError:
@@ -195,7 +201,7 @@ def _opened(path: Path, max_bytes: int, own: bool = True) -> Iterator[tuple[int,
 
 
 def _mode(path: Path) -> int:
-    """The mode of what lies at `path`, 0 if nothing does."""
+    """The mode of the file at `path`; 0 if there is no file."""
     try:
         return path.lstat().st_mode
     except OSError:
@@ -216,7 +222,7 @@ def _fault_of_owner(info: os.stat_result) -> str | None:
 
 
 def _open_lock(path: Path) -> int:
-    """A descriptor of the lock file, in place of whatever else has its name."""
+    """A descriptor of the lock file. Anything else of that name is removed first."""
     with suppress(FileNotFoundError):
         if kind_of(mode := path.lstat().st_mode):
             shutil.rmtree(path) if stat.S_ISDIR(mode) else path.unlink()

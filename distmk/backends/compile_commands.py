@@ -1,4 +1,4 @@
-"""`compile_commands.json`: how each file of csrc is compiled, as clangd and other tools that read C++ want to know it."""
+"""`compile_commands.json`: how each file of csrc is compiled, for clangd and other tools that read C++."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from distmk.backends.host import build as host
 from distmk.backends.kernel_sources import translation_unit
 from distmk.errors import UsageError
 
-ARCHITECTURE = "sm_90a"  # whose code the editor shows; others leave out parts of it
+ARCHITECTURE = "sm_90a"  # the editor shows code for this architecture; others leave out parts of it
 
-# Headers that stand in for those that clang cannot read: an empty one that it includes in all CUDA code, though nvcc's package
-# lacks it, and NVSHMEM's, of which the kernel calls this.
+# Headers that replace headers which clang cannot read. The first one is empty: clang includes it in all CUDA code, but
+# nvcc's package lacks it. The others declare the functions of NVSHMEM that the kernel calls.
 STAND_INS = {
     "curand_mtgp32_kernel.h": "",
     "nvshmemx.h": "",
@@ -34,7 +34,7 @@ __device__ void nvshmemx_signal_op(uint64_t* word, uint64_t value, int how, int 
 """,
 }
 
-# What clang has for flags of nvcc; None: nothing. All others have the same name.
+# clang's flags for some flags of nvcc; None: no flag is needed. All other flags have the same name.
 CLANG_FLAGS = {
     "-rdc=true": "-fgpu-rdc",
     "-ftz=true": "-fgpu-flush-denormals-to-zero",
@@ -45,7 +45,7 @@ CLANG_FLAGS = {
 
 
 def checkout() -> Path:
-    """The root of this checkout. UsageError: the package is installed, and there is none."""
+    """The root of this checkout. UsageError: the package is installed without one."""
     root = csrc_dir().parent
     if not (root / "pyproject.toml").exists():
         raise UsageError("compile_commands.json belongs to a checkout of the repository; run this command in one")
@@ -53,7 +53,7 @@ def checkout() -> Path:
 
 
 def write_compile_commands(root: Path) -> Path:
-    """Write the file to `root`; returns its path. The sources that a build generates go to build/generated there.
+    """Write the file to `root` and return its path. Generated sources go to build/generated there.
 
     BuildError: nvcc or NVSHMEM is missing.
     """
@@ -68,13 +68,13 @@ def write_compile_commands(root: Path) -> Path:
 
 
 def entry(root: Path, command: Sequence[str | Path]) -> dict[str, str | list[str]]:
-    """How a file, the last word of `command`, is compiled."""
+    """The entry for one file, which is the last word of `command`."""
     words = [str(word) for word in command]
     return {"directory": str(root), "file": words[-1], "arguments": words}
 
 
 def host_commands(generated: Path) -> Iterator[list[str]]:
-    """Of the host twin and the emulator. `generated`: the folder of the emulator's generated header."""
+    """Commands for the host twin and the emulator. `generated`: the folder of the emulator's generated header."""
     tools = sorted((csrc_dir() / "tools").glob("*.cpp"))
     for flags, sources in (
         (list(host.FLAGS), host.host_sources()),
@@ -85,7 +85,7 @@ def host_commands(generated: Path) -> Iterator[list[str]]:
 
 
 def device_commands(generated: Path) -> Iterator[list[str]]:
-    """Of the kernel's one source, and of each of its headers, which can be read alone; and of the tools for GPUs."""
+    """Commands for the kernel's one source, for each of its headers, which can be read alone, and for the tools for GPUs."""
     toolchain = find_toolchain()
     home = cuda_home(toolchain.nvcc)
     headers = sorted((csrc_dir() / "device").rglob("*.cuh"))
@@ -95,8 +95,8 @@ def device_commands(generated: Path) -> Iterator[list[str]]:
 
 
 def as_clang(command: Sequence[str | Path], home: Path) -> list[str]:
-    """The command of clang for one of nvcc. `home`: the folder of CUDA."""
-    # Without a device library, which is for linking.
+    """The clang command for a command of nvcc. `home`: the folder of CUDA."""
+    # Without the device library, which is needed only for linking.
     found = ["clang++", "-x", "cuda", f"--cuda-path={home}", "-nogpulib"]
     words = iter([str(word) for word in command[1:]])
     for word in words:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distmk.backends.cache_files import tells_of_no_space
 
-# What a line may say, the most telling first: a full disk, what a linker lacks, an error with its place, any error.
+# The kinds of lines, the most telling first: a full disk, a missing symbol, an error with its place, any error.
 _TELLING = (
     tells_of_no_space,
     re.compile("[Uu]ndefined reference").search,
@@ -19,7 +19,7 @@ _TELLING = (
 
 
 def first_error(output: str, own_files: Sequence[Path] = ()) -> str:
-    """The line that says what went wrong. If it names none of the user's files, the first line that does follows."""
+    """The line that says what went wrong. If it names none of the user's files, the first line that names one follows."""
     lines = [line.strip() for line in output.splitlines()]
     told = next((found[0] for says in _TELLING if (found := [line for line in lines if says(line)])), "no output")
     names_file = [line for line in lines if any(str(path) in line for path in own_files)]

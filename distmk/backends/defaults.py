@@ -1,4 +1,4 @@
-"""Defaults for what the user leaves open: backend, lengths, numbers of workers and of sequences; and limits on what is given."""
+"""Defaults and limits of options: backend, lengths, and numbers of workers and sequences."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from distmk.model.rope_scaling import pretraining_length
 from distmk.parameter_checks import whole
 
 BACKENDS = ("auto", "host", "cuda", "emulated")
-MAX_WORKERS = 4096  # of a rank; more are a mistake, and would only exhaust threads
-EMULATED_WORKERS = 4  # of a rank; all run on one core
+MAX_WORKERS = 4096  # limit for a rank; more are a mistake and would only use up threads
+EMULATED_WORKERS = 4  # workers of a rank; all run on one core
 
 
 def check_backend(name: str) -> None:
@@ -32,7 +32,7 @@ def check_backend(name: str) -> None:
 
 
 def choose_backend(wanted: str | None) -> str:
-    """The backend for `wanted`: auto (or None) is cuda if that can run here, else host.
+    """The backend for `wanted`: auto (or None) is cuda if it can run here, else host.
 
     UsageError: `wanted` is unknown, or cannot run here.
     """
@@ -50,7 +50,7 @@ NO_GPU = "no NVIDIA GPU on this machine"
 
 
 def why_no_cuda() -> str | None:
-    """Why the cuda backend cannot run here; None if it can. Imports nothing large."""
+    """Why the cuda backend cannot run here; None if it can. This function imports no large package."""
     if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
         return NO_GPU
     absent = [
@@ -62,7 +62,7 @@ def why_no_cuda() -> str | None:
 
 
 def agree_on_backend(bootstrap: Bootstrap, wanted: str | None) -> str:
-    """The one backend of all ranks, as `choose_backend` chooses it on each. Collective.
+    """The one backend of all ranks; each rank chooses it with `choose_backend`. Collective.
 
     UsageError on every rank: `wanted` cannot run on some rank, or the ranks choose differently.
     """
@@ -88,15 +88,17 @@ def backend_choices(backend: str) -> BackendChoices:
     """Options of a program for a backend: how its task bodies read weights, and how attention is launched."""
     if backend == "host":
         return {"tiled": False, "min_split": 64, "attention_launch": "massive"}
-    # On a GPU, dispatching attention would cost some microseconds a layer.
+    # On a GPU, dispatching attention would cost several microseconds in each layer.
     return {"tiled": True, "min_split": 64, "attention_launch": "spread"}
 
 
 def choose_model_len(wanted: int | None, config: ModelConfig) -> int:
-    """The longest sequence in tokens: `wanted`, or the model's context, of which memory may allow a part (`with_kv_pages`).
+    """The longest sequence in tokens: `wanted`, or else the model's context.
 
-    Where a longer context would change the frequencies of short texts, the default is the length of pretraining. UsageError:
-    `wanted` exceeds the model's context.
+    Memory may allow only a part (`with_kv_pages`).
+
+    If a longer context would change the frequencies of short texts, the default is the length of pretraining.
+    UsageError: `wanted` exceeds the model's context.
     """
     if wanted is None:
         return min(config.max_position, pretraining_length(config.rope_scaling) or config.max_position)
@@ -106,7 +108,7 @@ def choose_model_len(wanted: int | None, config: ModelConfig) -> int:
 
 
 def check_heads(head_dim: int, backend: str) -> None:
-    """UsageError if the kernel of a GPU does not support heads of this size."""
+    """UsageError if a GPU's kernel does not support heads of this size."""
     if backend != "host" and (head_dim % 8 or head_dim > MAX_HEAD_DIM):
         raise UsageError(
             f"the model's head_dim is {head_dim}; on a GPU it must be a multiple of 8, at most {MAX_HEAD_DIM}; "
@@ -115,9 +117,12 @@ def check_heads(head_dim: int, backend: str) -> None:
 
 
 def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, schedulers_apart: bool = False) -> int:
-    """Workers of a rank: `wanted`, or one for each SM, or for each of the rank's cores. Warns if workers must share cores.
+    """Workers of a rank: `wanted`, or one for each SM, or one for each of the rank's cores.
 
-    `schedulers_apart`: on a GPU, one SM is reserved for schedulers. UsageError: `wanted` is no number of workers.
+    Warns if workers must share cores.
+
+    `schedulers_apart`: on a GPU, one SM is reserved for schedulers. UsageError: `wanted` is not a valid number of
+    workers.
     """
     if wanted is not None:
         wanted = whole("num_workers", wanted, 1, MAX_WORKERS, f"1 to {MAX_WORKERS}, or None")
@@ -139,9 +144,9 @@ def choose_workers(wanted: int | None, backend: str, bootstrap: Bootstrap, sched
 
 
 def agree_on_workers(bootstrap: Bootstrap, wanted: int | None, backend: str, schedulers_apart: bool = False) -> int:
-    """Workers of every rank: the least that any rank chooses for itself (`choose_workers`). Collective.
+    """The number of workers of every rank: the least that any rank chooses for itself (`choose_workers`). Collective.
 
-    UsageError: `wanted` is no number of workers.
+    UsageError: `wanted` is not a valid number of workers.
     """
     mine = agree(bootstrap, lambda: choose_workers(wanted, backend, bootstrap, schedulers_apart))
     least: int = min(gather_json(bootstrap, mine, "number of workers", int))
@@ -149,7 +154,7 @@ def agree_on_workers(bootstrap: Bootstrap, wanted: int | None, backend: str, sch
 
 
 class RowBuckets(NamedTuple):
-    """`DecodeOptions.row_buckets` of an engine. why_slabs: what a slab program is alone with."""
+    """`DecodeOptions.row_buckets` of an engine. why_slabs: the reason if there is only the slab program."""
 
     rows: tuple[int, ...]
     why_slabs: str = ""
@@ -165,12 +170,13 @@ def choose_row_buckets(
     num_hosts: int,
     deterministic: bool = False,
 ) -> RowBuckets:
-    """The programs of an engine. wanted: so many token rows at most; None: MAX_BUCKET_ROWS.
+    """The row buckets of an engine. wanted: the most token rows of an iteration; None: MAX_BUCKET_ROWS.
 
-    A slab program alone where there are no job iterations: across hosts, with schedulers of their own, in a launch in pieces,
-    in a trace, on GPUs before Hopper; where all iterations must add alike (`deterministic`); and in the emulator, which would
-    take minutes. UsageError: `wanted` is out of range, or
-    DISTMK_ROW_BUCKETS asks for what there is not.
+    There is only the slab program if job iterations are not possible: across hosts, with schedulers of their own, in a
+    launch in pieces, in a trace, and on GPUs before Hopper. The same holds if all iterations must add in the same order
+    (`deterministic`), and in the emulator, where they would take minutes.
+
+    UsageError: `wanted` is out of range, or DISTMK_ROW_BUCKETS asks for buckets that are not possible.
     """
     if wanted is not None:
         expected = f"{MAX_ROWS} to {MAX_BUCKET_ROWS}, the tokens that an iteration carries"
@@ -201,8 +207,10 @@ def choose_row_buckets(
 
 
 def choose_max_seqs(wanted: int | None, buckets: RowBuckets, backend: str) -> int:
-    """Sequences that run at once: each takes a row of an iteration. None: on GPUs as many as there can be, else MAX_ROWS, as more
-    are slower without tensor cores. UsageError: `wanted` is more than an iteration has rows.
+    """The number of sequences that run at once. Each takes a row of an iteration.
+
+    None: on GPUs as many as possible, else MAX_ROWS, because more are slower without tensor cores. UsageError: `wanted`
+    is more than the rows of an iteration.
     """
     most = min(MAX_SEQUENCES, buckets.rows[-1])
     if wanted is None:
@@ -222,7 +230,7 @@ def _has_jobs(bootstrap: Bootstrap) -> bool:
 
 
 def check_schedulers(wanted: int | None, num_workers: int, backend: str) -> None:
-    """UsageError if `wanted` schedulers of their own are more than there is room for."""
+    """UsageError if `wanted` schedulers of their own do not fit."""
     if wanted is None:
         return
     if wanted > num_workers:

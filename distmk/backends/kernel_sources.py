@@ -1,4 +1,4 @@
-"""What the GPU's kernel is compiled from, by nvcc and by the emulator's compiler alike."""
+"""The source files of the GPU's kernel, for nvcc and for the emulator's compiler."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def kernel_sources() -> list[Path]:
 
 
 def translation_unit(own: OwnSources | None = None) -> str:
-    """One source that includes the kernel, every header of the device, and bodies of registered types. So a task body is found
-    by being there, and is inlined where it runs.
+    """One source that includes the kernel, every header of the device, and the bodies of registered types.
+
+    So a new task body is found by being there, and is inlined where it runs.
     """
     headers = sorted(path.relative_to(csrc_dir()).as_posix() for path in (csrc_dir() / "device").rglob("*.cuh"))
     headers += [BODIES_HEADER] if own else []

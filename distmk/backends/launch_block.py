@@ -40,13 +40,13 @@ TOKEN: np.dtype[Any] = np.dtype(TokenEvent)
 BIAS: np.dtype[Any] = np.dtype(Bias)
 PAGE: np.dtype[Any] = np.dtype(PageRef)
 LOGPROBS: np.dtype[Any] = np.dtype(LogprobRecord)
-MAX_KEPT_TOKENS = 4096  # that the host has not read, in a launch to which requests are added
-_fence = threading.Lock()  # whose acquire and release order memory accesses
-Entries = npt.NDArray[Any]  # of ENTRY
+MAX_KEPT_TOKENS = 4096  # tokens that the host has not read, in a launch to which requests are added
+_fence = threading.Lock()  # acquiring and releasing it orders memory accesses
+Entries = npt.NDArray[Any]  # elements are ENTRY
 
 
 class RunnerRecords(NamedTuple):
-    """The trace of one worker or scheduler in a launch: its last entries, oldest first, and how many earlier ones it dropped."""
+    """The trace of one worker or scheduler in a launch: its last entries, oldest first; earlier ones are counted."""
 
     entries: Entries
     num_dropped: int
@@ -56,7 +56,7 @@ class RunnerRecords(NamedTuple):
 class StuckWait:
     """A wait that had not been met when its launch was given up; `iteration` and `order` are its place in program order.
 
-    `expired`: its own deadline passed; else it was told to leave.
+    `expired`: its own deadline passed; otherwise its worker was told to leave.
     """
 
     iteration: int
@@ -70,7 +70,7 @@ class StuckWait:
 
 
 class Token(NamedTuple):
-    """An element of the token ring (`abi.TokenEvent`). logprobs: of LOGPROBS, if they were asked for."""
+    """An element of the token ring (`abi.TokenEvent`). logprobs: of LOGPROBS, if the request asked for them."""
 
     request: int
     token: int
@@ -80,7 +80,7 @@ class Token(NamedTuple):
 
     @property
     def is_score(self) -> bool:
-        """Whether it is no token, but the log probability of the next one of the prompt."""
+        """Whether the element is not a token, but the log probability of the next token of the prompt."""
         return self.token < 0 and self.finish == FinishReason.NONE
 
 
@@ -89,33 +89,33 @@ class LaunchBlock:
     """The host memory that a launch's parameters point to."""
 
     spec: LaunchSpec
-    programs: Sequence[RankProgram]  # which take turns
+    programs: Sequence[RankProgram]  # the programs of all row buckets
     requests: Any  # ctypes arrays of Request, Command and WaitRecordABI
     commands: Any
     records: Any
     prompts: npt.NDArray[np.int32]  # [requests, longest prompt]
     eos_ids: npt.NDArray[np.int32]
-    prefixes: npt.NDArray[Any]  # of PAGE, [requests, max_pages]: pages that may hold the beginning of a prompt
-    pages: npt.NDArray[Any]  # of PAGE, [requests, 1 + max_pages]: see `abi.Request`
-    biases: npt.NDArray[Any]  # of BIAS, [requests, MAX_BIASES + MAX_BANNED]: see `abi.SlotSampling`
-    tokens: npt.NDArray[Any]  # of TOKEN
-    logprobs: npt.NDArray[Any]  # of LOGPROBS, for each element of `tokens`; empty if requests are not added
+    prefixes: npt.NDArray[Any]  # PAGE [requests, max_pages]: pages that may contain the beginning of a prompt
+    pages: npt.NDArray[Any]  # PAGE [requests, 1 + max_pages]: see `abi.Request`
+    biases: npt.NDArray[Any]  # BIAS [requests, MAX_BIASES + MAX_BANNED]: see `abi.SlotSampling`
+    tokens: npt.NDArray[Any]  # TOKEN [tokens]
+    logprobs: npt.NDArray[Any]  # LOGPROBS, one for each element of `tokens`; empty if requests are not added
     trace: Entries  # [num_workers + num_schedulers, trace_capacity]
     trace_counts: npt.NDArray[np.uint64]
     counts: HostCounts = field(default_factory=HostCounts)
     num_commands: int = 0  # written so far
-    prefixes_address: int = 0  # at which the batcher finds `prefixes`, `pages` and `biases`
+    prefixes_address: int = 0  # address at which the batcher finds `prefixes`; the same for `pages` and `biases`
     pages_address: int = 0
     biases_address: int = 0
 
     @staticmethod
     def of(spec: LaunchSpec, program: RankProgram, others: Sequence[RankProgram] = ()) -> LaunchBlock:
-        """Allocate for a launch of `program` and of those that take turns with it, and send its first requests."""
+        """Allocate for a launch of `program` and the programs of other row buckets, and send its first requests."""
         num_runners = program.header.num_workers + program.header.num_schedulers
         num_requests = max(1, spec.num_requests, len(spec.prompts))  # an entry for each
         longest = max(1, spec.max_prompt_len, *map(len, spec.prompts))
-        # The batcher publishes only while the ring has room for a step that also cancels requests and puts some back. Room
-        # for all tokens of the first requests means that nobody has to read for those.
+        # The batcher publishes only while the ring has room for a step that also cancels requests and puts some back.
+        # The ring has room for all tokens of the first requests, so that nobody has to read while these run.
         num_tokens = max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0)
         num_tokens += EVENTS_PER_ROW * max(MAX_ROWS, _max_sequences(program))
         block = LaunchBlock(
@@ -155,9 +155,12 @@ class LaunchBlock:
         draws: bool = True,
         num_scores: int = 0,
     ) -> None:
-        """Fill an entry of the request table. `num_output`: generated ids at the end of the prompt. `prefix`: page and generation
-        of cached pages with the beginning of the prompt, not all of it. `sampling`: None, or not `draws`, takes the best token.
-        `num_scores`: the last tokens of the prompt proper that are scored, for which there must be `sampling`.
+        """Fill an entry of the request table.
+
+        num_output: the number of generated ids at the end of the prompt.
+        prefix: page and generation of cached pages with the beginning of the prompt, but not all of it.
+        sampling: if None, or if it does not draw (`draws`), the best token is taken.
+        num_scores: how many of the last tokens of the prompt proper are scored; this needs `sampling`.
         """
         self.prompts[entry, : len(prompt)] = prompt
         self.prefixes[entry, : len(prefix)] = np.array([tuple(page) for page in prefix], PAGE)
@@ -181,7 +184,7 @@ class LaunchBlock:
             self.requests[entry].sampling = slot
 
     def cached_tokens(self, entry: int) -> int:
-        """Tokens of a request that the batcher found cached, once the request has a token."""
+        """The number of a request's tokens that the batcher found cached, once the request has a token."""
         return int(self.pages["page"][entry, 0])
 
     def pages_of(self, entry: int, num_pages: int) -> list[tuple[int, int]]:
@@ -190,7 +193,7 @@ class LaunchBlock:
         return found
 
     def has_room(self, num_commands: int = 1) -> bool:
-        """Whether so many more commands may be sent."""
+        """Whether `num_commands` more commands may be sent."""
         return int(self.num_commands - self.counts.commands_done) + num_commands <= len(self.commands)
 
     def send(self, kind: CommandKind, entry: int = 0, number: int = 0) -> None:
@@ -199,17 +202,20 @@ class LaunchBlock:
         self.publish_commands()
 
     def write_command(self, kind: CommandKind, entry: int = 0, number: int = 0) -> None:
-        """The same for a command that the batcher sees once `publish_commands` is called, together with the others."""
+        """Write a command, for which there must be room.
+
+        The batcher sees all written commands once `publish_commands` is called.
+        """
         self.commands[self.num_commands % len(self.commands)] = Command(kind=kind, entry=entry, id=number)
         self.num_commands += 1
 
     def publish_commands(self) -> None:
-        """Let the batcher see what was written."""
-        with _fence:  # the count is stored behind the commands, on every processor
+        """Let the batcher see the written commands."""
+        with _fence:  # on every processor, the count is stored after the commands
             self.counts.commands = self.num_commands
 
     def take_tokens(self) -> list[Token]:
-        """The tokens that were published since the last call."""
+        """The tokens published since the last call."""
         begin, end = self.counts.tokens_read, self.counts.tokens
         if begin == end:
             return []
@@ -225,7 +231,7 @@ class LaunchBlock:
         return taken
 
     def fill(self, params: abi.LaunchParams) -> None:
-        """Point `params` at this block."""
+        """Make `params` point at this block."""
         params.requests, params.prompts = ctypes.addressof(self.requests), self.prompts.ctypes.data
         params.commands, params.tokens = ctypes.addressof(self.commands), self.tokens.ctypes.data
         params.logprobs = self.logprobs.ctypes.data if self.logprobs.size else 0
@@ -264,7 +270,7 @@ class LaunchBlock:
             if record.order != abi.NO_EVENT:
                 task, order = f"{record.task} ({program.task_names[record.task]})", record.order
                 if program.tasks[record.task].launch == LaunchKind.SCHEDULER:
-                    order = -2  # the scheduler step comes before all others
+                    order = -2  # the scheduler step precedes all other tasks
             event = f"{record.event} ({program.event_names[record.event]})"
             expired, worker = bool(record.expired), record.worker
             found.append(StuckWait(record.iteration, order, expired, worker, task, event, record.want, record.got))
@@ -272,6 +278,6 @@ class LaunchBlock:
 
 
 def _max_sequences(program: RankProgram) -> int:
-    """Sequences that the scheduler step runs at once; 0: the rank has none."""
+    """The number of sequences that the scheduler step runs at once; 0 if the rank has no such step."""
     steps = [decode_args(desc) for desc in program.tasks if desc.launch == LaunchKind.SCHEDULER]
     return int(steps[0].max_slots) if steps else 0

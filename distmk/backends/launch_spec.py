@@ -1,4 +1,4 @@
-"""What a launch is to do."""
+"""The specification of a launch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What one launch is to do. Requests matter on rank 0 only.
+    """The specification of one launch. Requests matter on rank 0 only.
 
-    `num_requests`: requests that may be under way, for a launch to which requests are added until it is told to finish; 0: it
-    serves `prompts`, and ends. `max_prompt_len`: of a request that is added.
-    `num_iterations`: of a program without an iteration barrier; with one, the scheduler step ends the launch.
-    `max_pages`: KV cache pages of the longest sequence, if the host wants to know those of every request; else 0. `keeps_cache`:
-    pages that the last launch has filled are still good.
-    `trace_capacity`: entries that every worker and scheduler keeps, those of its last tasks (0: no trace).
+    num_requests: for a launch to which requests are added until it is told to finish, how many may be under way. 0: the
+      launch serves `prompts` and ends.
+    max_prompt_len: of a request that is added.
+    num_iterations: for a program without an iteration barrier. With a barrier, the scheduler step ends the launch.
+    max_pages: KV cache pages of the longest sequence, if the host wants to know the pages of every request; else 0.
+    keeps_cache: pages that the last launch has filled are still valid.
+    trace_capacity: how many entries every worker and scheduler keeps, for its last tasks (0: no trace).
     """
 
     prompts: tuple[tuple[int, ...], ...] = ()

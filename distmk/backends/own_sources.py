@@ -1,4 +1,4 @@
-"""What registered task types (`distmk.tasks.own_types`) add to a runtime: a header in place of csrc/abi.h, and their bodies."""
+"""The parts of registered task types (`distmk.tasks.own_types`) in a runtime: bodies, and a header that replaces csrc/abi.h."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from distmk.program.program import RankProgram
 from distmk.tasks.abi_header import render
 from distmk.tasks.own_types import find_types
 
-Platform = Literal["host", "device"]  # the host twin, or GPUs and the emulator
+Platform = Literal["host", "device"]  # "host" is the host twin; "device" means GPUs and the emulator
 
 BODIES_HEADER = "own_bodies.cuh"
 
-# What compiles in a device body, and breaks the kernel.
+# Words that compile in a device body but break the kernel.
 FORBIDDEN = {
     "__shared__": "would move the kernel's shared memory; use shared().work of device/core/shared.cuh",
     "__syncthreads": "waits for warps that run no bodies; use context.team.sync()",
@@ -28,24 +28,24 @@ FORBIDDEN = {
 
 @dataclass(frozen=True)
 class OwnSources:
-    """The header and the files of the bodies. `key`: their contents, without absolute paths, as ingredients of a cache key."""
+    """The header and the files of the bodies. `key`: their contents without absolute paths, as ingredients of a cache key."""
 
     header: str
     bodies: tuple[Path, ...]
     key: tuple[str, ...]
 
     def write(self, folder: Path) -> None:
-        """Write what is included by name: abi.h, and a header that includes all bodies from where they are, so that the
-        compiler's messages name the user's files.
+        """Write abi.h, and a header that includes the bodies where they are, so that compiler messages name the user's
+        files.
         """
         (folder / "abi.h").write_text(self.header)
         (folder / BODIES_HEADER).write_text("".join(f'#include "{path}"\n' for path in self.bodies))
 
 
 def own_sources(names: Sequence[str], platform: Platform) -> OwnSources | None:
-    """What the registered types `names` add on a platform; None: there are none.
+    """The parts that the registered types `names` add on a platform; None: there are no such types.
 
-    BuildError: a body cannot be read, or has something `FORBIDDEN`.
+    BuildError: a body cannot be read, or contains a `FORBIDDEN` word.
     """
     if not names:
         return None
@@ -60,7 +60,10 @@ def own_sources(names: Sequence[str], platform: Platform) -> OwnSources | None:
 
 
 def type_digests(names: Sequence[str]) -> dict[str, str]:
-    """Of each registered type, 12 hex digits of its arguments, traits and bodies: the same on ranks that have the same type."""
+    """For each registered type, 12 hex digits of its arguments, traits and bodies.
+
+    Ranks with the same type get the same digits.
+    """
     found = {}
     for cls in find_types(names):
         bodies = [path for path in (_body(cls, "host"), _body(cls, "device")) if path]
@@ -70,7 +73,7 @@ def type_digests(names: Sequence[str]) -> dict[str, str]:
 
 
 def require_bodies(programs: Sequence[RankProgram], platform: Platform, backend: str) -> None:
-    """UsageError: a task of the programs has no body for the backend."""
+    """Raise UsageError if a task of the programs has no body for the backend."""
     absent = {cls.type_id: cls for cls in TASK_TYPES.values() if not _has_body(cls, platform)}
     for program in programs if absent else ():
         for desc, op in zip(program.tasks, program.task_names, strict=True):
@@ -99,7 +102,7 @@ def _body(cls: type[Task], platform: Platform) -> Path | None:
 
 
 def _texts(bodies: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """The bodies, and the files beside them that they include, each once."""
+    """The bodies and the files beside them that they include, each once."""
     todo, seen = list(bodies), set[Path]()
     while todo:
         path = todo.pop(0).resolve()

@@ -1,4 +1,4 @@
-"""What a task graph of one's own is built for, so that one script runs on any backend."""
+"""The backend and sizes that a user's task graph is built for, so that one script runs on any backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """A backend with what of it a graph depends on: the number of ranks, and of workers of each rank."""
+    """A backend, and the sizes that a graph depends on: the number of ranks and of workers per rank."""
 
     backend: str  # host, cuda or emulated
     num_ranks: int
@@ -32,10 +32,10 @@ class Target:
         return Graph(self.num_ranks, self.num_workers)
 
     def matrix(self, graph: Graph, name: str, rank: int, matrix: torch.Tensor | U16) -> list[Slab]:
-        """Add a matrix of one rank, bf16 [n, k], for `Linear` tasks; packed in tiles where the backend streams those.
+        """Add a matrix of one rank, bf16 [n, k], for `Linear` tasks. It is packed in tiles if the backend streams tiles.
 
-        `matrix`: a torch tensor, or its bits in an array. Returns slabs of consecutive rows that cover it: one for each worker,
-        or fewer where it is small. UsageError: it is not bf16 [n, k].
+        `matrix`: a torch tensor, or its bits in an array. Returns slabs of consecutive rows that cover the matrix: one
+        for each worker, or fewer if it is small. UsageError: it is not bf16 [n, k].
         """
         rows = _bits(name, matrix)
         num_rows, num_cols = rows.shape
@@ -46,10 +46,10 @@ class Target:
 
 
 def choose_target(bootstrap: Bootstrap, backend: str | None = "auto", num_workers: int | None = None) -> Target:
-    """The target for a backend, as `Session` and `LLM` choose it, and for `num_workers` of a rank. Collective.
+    """The target for a backend, chosen as `Session` and `LLM` do, and for `num_workers` of a rank. Collective.
 
-    None: a worker for each SM of a GPU, or for each core that a rank has on the host. UsageError on every rank: the backend
-    cannot run here, or the ranks choose different ones.
+    num_workers None: one for each SM of a GPU, or for each core that a rank has on the host. UsageError on every rank:
+    the backend cannot run here, or the ranks choose different ones.
     """
     name = agree_on_backend(bootstrap, backend)
     return Target(name, bootstrap.world_size, agree_on_workers(bootstrap, num_workers, name))

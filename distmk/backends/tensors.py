@@ -1,4 +1,4 @@
-"""Torch tensors that share memory with a program's buffers. torch is imported once one is asked for: the host twin needs none."""
+"""Torch tensors that share memory with a program's buffers. torch is imported only when a tensor is requested."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     import torch
 
 TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16", "i32": "int32", "u8": "uint8"}
-"""By dtype of a buffer, the name of torch's."""
+"""The name of torch's dtype for each dtype of a buffer."""
 
 
 def require_torch() -> None:
-    """UsageError: torch cannot be imported."""
+    """Raise UsageError if torch cannot be imported."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -25,7 +25,7 @@ def require_torch() -> None:
 
 
 def typed(memory: torch.Tensor, placed: Placed, dtype: str) -> torch.Tensor:
-    """The bytes of an allocation, uint8 [num_bytes], as [rows, cols] of a buffer's dtype: the same memory."""
+    """The bytes of an allocation, uint8 [num_bytes], as [rows, cols] of a buffer's dtype, in the same memory."""
     import torch
 
     return memory.view(getattr(torch, TORCH_TYPES[dtype])).view(placed.rows, -1)

@@ -34,7 +34,7 @@ def upload_constants(program: Program, backend: Backend, rank: int) -> None:
 def fill_weights(
     program: Program, backend: Backend, rank: int, checkpoint: Checkpoint, loaded: Progress | None = None
 ) -> None:
-    """Upload the weights that come from `checkpoint`: the shards of `rank` only. ModelError: a file is damaged.
+    """Upload the weights that come from `checkpoint`, only the shards of `rank`. ModelError: a file is damaged.
 
     `loaded` counts their bytes.
     """
@@ -56,7 +56,7 @@ def fill_weights(
 
 
 def _col_factors(weight: Weight, checkpoint: Checkpoint) -> F32 | None:
-    """What the columns of a matrix are multiplied by, float32 [cols]; None: by nothing."""
+    """The factors that the columns of a matrix are multiplied by, float32 [cols]; None: there are no factors."""
     if weight.col_scale is None:
         return None if weight.scale == 1.0 else np.full(weight.cols, weight.scale, np.float32)
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
@@ -88,7 +88,10 @@ def _upload_matrix(
 
 
 def _pieces(weight: Weight, max_bytes: int) -> Iterator[list[int]]:
-    """Partition a matrix' rows into pieces of at most `max_bytes` but at least one slab (or row): the rows of each slab."""
+    """Divide a matrix' rows into pieces of at most `max_bytes` but at least one slab (or row).
+
+    Yields the rows of each slab of a piece.
+    """
     max_rows = max(1, max_bytes // weight.bytes_of(1))
     if not weight.tiling:
         yield from ([min(max_rows, weight.rows - begin)] for begin in range(0, weight.rows, max_rows))

@@ -1,4 +1,4 @@
-"""How the ranks of a job find each other and exchange bytes, independent of models."""
+"""How the ranks of a job find each other and exchange bytes. Does not depend on models."""
 
 from distmk.bootstrap.agreement import agree, agree_same
 from distmk.bootstrap.base import Bootstrap, LaunchKind

@@ -20,14 +20,14 @@ def agree(bootstrap: Bootstrap, fn: Callable[[], T]) -> T:
     """Run `fn` on every rank and return this rank's result; if it fails on any rank, raise on every rank. Collective.
 
     A failing rank raises its own error. The other ranks raise an error with the type, exit code and text of the lowest
-    failing rank, after "rank N: ". Exceptions other than DistmkError are bugs; they are reported as well, so that no rank
-    waits for one that left. Raises RankLostError if a rank is gone.
+    failing rank, after "rank N: ". Exceptions other than DistmkError are bugs; they are reported as well, so that no
+    rank waits for one that has left. Raises RankLostError if a rank is gone.
     """
     result: T | None = None
     failure: BaseException | None = None
     try:
         result = fn()
-    except BaseException as error:  # KeyboardInterrupt too: the other ranks must not wait for this one
+    except BaseException as error:  # also KeyboardInterrupt: the other ranks must not wait for this one
         failure = error
     try:
         with contextlib.nullcontext() if failure is None else bootstrap.losing_stopped_ranks():
@@ -47,8 +47,8 @@ def agree(bootstrap: Bootstrap, fn: Callable[[], T]) -> T:
 def agree_same(bootstrap: Bootstrap, what: str, fingerprints: Mapping[str, str]) -> None:
     """Raise UsageError on every rank unless all ranks give equal `fingerprints`. Collective.
 
-    `what` names the whole in the message ("options", "models"). The keys should be what a user can change ("--model").
-    Raises RankLostError if a rank is gone.
+    `what` is the message's word for all of them together ("options", "models"). The keys should be names that a user
+    can change ("--model"). Raises RankLostError if a rank is gone.
     """
     tables: list[dict[str, str]] = gather_json(bootstrap, dict(fingerprints), "fingerprints", {str: str})
     names = list(dict.fromkeys(name for table in tables for name in table))
@@ -91,7 +91,7 @@ def _describe(failure: BaseException | None) -> dict[str, Any] | None:
 
 def _rebuild(rank: int, report: Mapping[str, Any]) -> DistmkError:
     kind = next((k for k in _error_types(DistmkError) if f"{k.__module__}.{k.__qualname__}" == report["type"]), None)
-    # A type with its own constructor (HangError) holds data that was not sent, so its base class stands in for it.
+    # A type with its own constructor (HangError) has data that was not sent, so its base class takes its place.
     while kind is not None and kind.__init__ is not DistmkError.__init__:
         kind = kind.__base__
     error = (kind or DistmkError)(f"rank {rank}: {report['text']}")

@@ -1,4 +1,4 @@
-"""The interface of a connected group of ranks: the same for every launcher."""
+"""The interface of a connected group of ranks, the same for every launcher."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TIMEOUT_ENV = "DISTMK_BOOTSTRAP_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 300.0
 LINK_TIMEOUT_ENV = "DISTMK_LINK_TIMEOUT_S"
 DEFAULT_LINK_TIMEOUT_S = 10.0
-SILENCE_S = 10.0  # after which an idle rank that does not answer is taken for lost
-MOST_SECONDS = 1e6  # what the kernel's timers hold
+SILENCE_S = 10.0  # an idle rank that does not answer for so long counts as lost
+MOST_SECONDS = 1e6  # the limit of the kernel's timers
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Member:
 
 
 class Launcher:
-    """What a launcher adds to the connections between ranks. These defaults are for a launcher that adds nothing."""
+    """The part of a launcher in the connections between ranks. The defaults are for a launcher that adds nothing."""
 
     leaves_together = False  # whether `close` waits until every rank closes
 
@@ -48,11 +48,11 @@ class Launcher:
         """Called every 0.25 s or more often while rank 0 waits for the others to join. May raise RankLostError."""
 
     def describe_exit(self, rank: int) -> str | None:
-        """How the process of `rank` ended; None while it runs, or if the launcher cannot tell."""
+        """How the process of `rank` ended; None while it runs, or if the launcher does not know."""
         return None
 
     def describe_stop(self, rank: int) -> str | None:
-        """That the process of `rank` is stopped, as by SIGSTOP; None if it is not, or if the launcher cannot tell."""
+        """A text if the process of `rank` is stopped, for example by SIGSTOP; else, or if the launcher does not know, None."""
         return None
 
     def describe_loss(self, rank: int) -> str:
@@ -69,12 +69,14 @@ class Launcher:
 class Bootstrap(abc.ABC):
     """A connected group of ranks that exchange bytes.
 
-    Collective calls must come in the same order on every rank, and all calls but `abort` from one thread at a time.
-    After one rank is found lost, every later exchange raises the same RankLostError at once. A `with` block closes the
-    group.
+    Collective calls must come in the same order on every rank. All calls except `abort` must come from one thread at a
+    time. After one rank is found lost, every later exchange raises the same RankLostError at once. A `with` block
+    closes the group.
 
-    `local_rank` and `local_size` count the ranks of this host; `hostnames` and `host_ids`, which tell apart hosts of one
-    name, have one entry a rank; `timeout_s` bounds every blocking call; `authkey` is the secret of this job.
+    local_rank, local_size: count the ranks of this host.
+    hostnames, host_ids: one entry per rank; host_ids distinguish hosts of the same name.
+    timeout_s: bounds every blocking call.
+    authkey: the secret of this job.
     """
 
     kind: LaunchKind
@@ -116,7 +118,7 @@ class Bootstrap(abc.ABC):
 
     @abc.abstractmethod
     def send_command(self, payload: bytes) -> None:
-        """Rank 0 only: send a command to every other rank. Raises RankLostError if a rank cannot take it."""
+        """Rank 0 only: send a command to every other rank. Raises RankLostError if a rank does not accept it."""
 
     @abc.abstractmethod
     def next_command(self) -> bytes | None:
@@ -137,7 +139,7 @@ class Bootstrap(abc.ABC):
         """
 
     def lost_ranks(self) -> list[int]:
-        """Ranks that are gone by what the connections say: closed, silent for DISTMK_LINK_TIMEOUT_S, or reported by rank 0.
+        """Ranks whose connections say that they are gone: closed, silent for DISTMK_LINK_TIMEOUT_S, or reported by rank 0.
 
         Neither waits nor raises; meant to be called during a launch.
         """
@@ -145,12 +147,16 @@ class Bootstrap(abc.ABC):
 
     @property
     def loss(self) -> str | None:
-        """A line that says which ranks are gone and why, once `lost_ranks` names some."""
+        """A line that says which ranks are gone and why. None until `lost_ranks` names some."""
         return None
 
     def silence(self) -> str | None:
-        """On rank 0, while the others wait for a command or take part in a launch, and asked about once a second or more often:
-        a line that names a rank that is gone, is stopped, or has not answered for SILENCE_S. Does not wait.
+        """A line that names a rank that is gone, is stopped, or has not answered for SILENCE_S; None if there is none.
+
+        Does not wait.
+
+        To be called on rank 0, about once a second or more often, while the other ranks wait for a command or take part
+        in a launch.
         """
         return None
 
@@ -158,14 +164,16 @@ class Bootstrap(abc.ABC):
         """Tell all other ranks that launch number `launch` is given up. Neither waits long nor raises."""
 
     def told_abort(self, launch: int) -> int:
-        """The reason for which some rank gave up launch number `launch`; 0: none did. Neither waits nor raises."""
+        """The reason for which some rank gave up launch number `launch`; 0 if none did. Neither waits nor raises."""
         return 0
 
     def meet(self, place: str, timeout_s: float) -> bool:
-        """Wait until all ranks have called this with the same `place`, which no two meetings at a time share.
+        """Wait until all ranks have called this with the same `place`.
 
-        Unlike a collective call it may come at any time, and in any order. False: a rank is lost, or does not come in
-        `timeout_s`.
+        Two meetings at the same time must have different places.
+
+        Unlike a collective call it may come at any time, and in any order. False: a rank is lost, or does not come
+        within `timeout_s`.
         """
         return True
 
@@ -175,9 +183,9 @@ class Bootstrap(abc.ABC):
 
     @contextmanager
     def losing_stopped_ranks(self) -> Iterator[None]:
-        """In the block, a rank whose process is stopped (SIGSTOP, a debugger) is lost: for exchanges on the way out of a run.
+        """In the block, a rank whose process is stopped (SIGSTOP, a debugger) counts as lost: for the end of a run.
 
-        Elsewhere such a rank is waited for, since it may go on.
+        Elsewhere other ranks wait for such a rank, because it may continue.
         """
         before, self._waits_for_stopped = self._waits_for_stopped, False
         try:
@@ -201,7 +209,7 @@ class Bootstrap(abc.ABC):
             raise RuntimeError("this bootstrap is closed")
 
     def _refuse(self, call: str) -> RuntimeError:
-        """The error for a call on a rank that must not make it."""
+        """The error to raise if a rank makes a call that it must not make."""
         callers = "the ranks other than 0" if self.rank == 0 else "rank 0"
         return RuntimeError(f"{call} is for {callers}, not rank {self.rank}")
 
@@ -212,7 +220,10 @@ def read_timeout_s(env: Mapping[str, str]) -> float:
 
 
 def read_link_timeout_s(env: Mapping[str, str]) -> float:
-    """DISTMK_LINK_TIMEOUT_S: seconds after which a host that does not answer is lost. UsageError if it is not positive."""
+    """DISTMK_LINK_TIMEOUT_S: seconds after which a host that does not answer counts as lost.
+
+    UsageError if it is not positive.
+    """
     return _read_seconds(env, LINK_TIMEOUT_ENV, DEFAULT_LINK_TIMEOUT_S)
 
 

@@ -1,4 +1,4 @@
-"""How this process was started, as its environment says, and the connection that follows from it."""
+"""How this process was started, according to its environment, and the connection that follows from that."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from distmk.progress import leave_to_rank_0
 class Launch:
     """A launch as the environment describes it.
 
-    `launcher` is its name in messages; `world_size` is None if only the MPI library knows it.
+    `launcher` is its name in messages. `world_size` is None if only the MPI library knows it.
     """
 
     kind: LaunchKind
@@ -38,10 +38,10 @@ class Launch:
 
 
 def detect(num_ranks: int | None = None, env: Mapping[str, str] | None = None) -> LaunchKind:
-    """Return how the ranks of this job are started; starts and joins nothing.
+    """Return how the ranks of this job are started. Starts and joins nothing.
 
-    `num_ranks` is the number of ranks that the user asked for; `env` is the environment, by default this process's. Raises
-    UsageError if the environment contradicts itself or `num_ranks`.
+    `num_ranks` is the number of ranks that the user asked for; `env` is the environment, by default this process's.
+    Raises UsageError if the environment contradicts itself or `num_ranks`.
     """
     return read_launch(num_ranks, os.environ if env is None else env).kind
 
@@ -55,10 +55,10 @@ def connect(
 ) -> Bootstrap:
     """Join the ranks of this job; without a launcher, start `num_ranks` - 1 followers first.
 
-    `follower_argv` is the command of a follower, by default `python -m distmk.cli.worker_process`. `timeout_s` bounds every
-    blocking call, by default DISTMK_BOOTSTRAP_TIMEOUT_S or 300 s. Raises UsageError as `detect` does or if the ranks cannot
-    be started or reached (OwnUsageError, as other ranks do not know of it), RankLostError if a rank ends or does not join in
-    time.
+    `follower_argv` is the command of a follower, by default `python -m distmk.cli.worker_process`. `timeout_s` bounds
+    every blocking call, by default DISTMK_BOOTSTRAP_TIMEOUT_S or 300 s. Raises UsageError as `detect` does.
+    OwnUsageError, which the other ranks do not learn: the ranks cannot be started or reached. RankLostError: a rank
+    ends or does not join in time.
     """
     try:
         return _join(num_ranks, follower_argv, timeout_s, os.environ if env is None else env)
@@ -72,8 +72,8 @@ def _join(
     launch = read_launch(num_ranks, env)
     if timeout_s is None:
         timeout_s = read_timeout_s(env)
-    read_link_timeout_s(env)  # refused here, where nothing is started yet
-    if not launch.is_follower:  # of one that is, rank 0 has the same limit
+    read_link_timeout_s(env)  # refused here, before anything is started
+    if not launch.is_follower:  # a follower has the same limit as rank 0
         check_open_files(launch.world_size or 1)
     bootstrap = _connect(launch, follower_argv, timeout_s, env)
     if bootstrap.rank:
@@ -109,8 +109,9 @@ def _connect(
 def read_launch(num_ranks: int | None, env: Mapping[str, str]) -> Launch:
     """Read this process's rank and launcher. The first launcher found has precedence. Raises UsageError as `detect` does.
 
-    A launcher of one process is none: it is often a container's default, and the ranks are then started from here. One rank
-    that is asked for is alone, whatever started the process, as in a program whose processes have a model each.
+    A launcher of one process counts as no launcher: it is often a container's default, and the ranks are then started
+    from here. If one rank is asked for, it is alone whatever started the process, for example in a program whose
+    processes have a model each.
     """
     if num_ranks is not None:
         num_ranks = parameter_checks.whole("the number of ranks", num_ranks, 1, MAX_RANKS, f"1 to {MAX_RANKS}")
@@ -127,10 +128,12 @@ def read_launch(num_ranks: int | None, env: Mapping[str, str]) -> Launch:
 
 
 def _alone(env: Mapping[str, str]) -> Launch:
-    """One rank, which shares its host with the other processes of the launcher, if there is one: it has its own GPU and cores."""
+    """One rank alone. If a launcher started this process among others, the rank shares its host with them, and has its
+    own GPU and cores.
+    """
     try:
         found = read_launch(None, env)
-    except UsageError:  # what is wrong with the variables does not matter here
+    except UsageError:  # errors in the variables do not matter here
         return Launch("single", "no launcher", 0, 1)
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if found.local_rank is None or found.local_size is None:
@@ -141,7 +144,7 @@ def _alone(env: Mapping[str, str]) -> Launch:
 
 
 def check_size(num_ranks: int | None, world_size: int | None, launcher: str) -> None:
-    """UsageError: another number of ranks was asked for than were started."""
+    """UsageError: the number of ranks that was asked for is not the number that was started."""
     if num_ranks is not None and world_size is not None and num_ranks != world_size:
         started = "1 rank" if world_size == 1 else f"{world_size} ranks"
         raise UsageError(
@@ -220,8 +223,8 @@ def _in_slurm_step(env: Mapping[str, str]) -> bool:
 
 
 def _read_slurm(env: Mapping[str, str]) -> Launch | None:
-    # The script of sbatch and the shell of salloc have SLURM_PROCID and SLURM_NTASKS too, for tasks that could be started.
-    # Only srun sets the variables of a step.
+    # The script of sbatch and the shell of salloc also have SLURM_PROCID and SLURM_NTASKS, for tasks that could be
+    # started. Only srun sets the variables of a step.
     if not _in_slurm_step(env):
         return None
     rank, world_size = _read_rank_and_size(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")

@@ -1,9 +1,9 @@
 """How a connection starts: both sides prove that they know the job's key, without sending it.
 
-Mutual authentication in three passes with a keyed hash (ISO/IEC 9798-4; HMAC of RFC 2104 with SHA-256): the accepting side
-sends a random number, the joining side its own one, its rank and a proof, the accepting side its proof. Messages have fixed
-sizes, so that a stranger makes neither side read or allocate more. Over a Unix socket the kernel tells each side the user of the
-other, who must be the same.
+Mutual authentication in three passes with a keyed hash (ISO/IEC 9798-4; HMAC of RFC 2104 with SHA-256). The accepting
+side sends a random number. The joining side sends its own random number, its rank and a proof. The accepting side
+answers with its proof. Messages have fixed sizes, so a stranger cannot make either side read or allocate more. Over a
+Unix socket the kernel tells each side the user of the other; both must be the same user.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from distmk.errors import RankLostError, UsageError
 _GREETING = b"distmk1\n"
 _NONCE_BYTES = _PROOF_BYTES = 32
 _ANSWER = struct.Struct(f"<{_NONCE_BYTES}sI{_PROOF_BYTES}s")  # the joining side's random number, rank and proof
-_REFUSAL = bytes(_PROOF_BYTES)  # in place of the accepting side's proof
+_REFUSAL = bytes(_PROOF_BYTES)  # sent in place of the accepting side's proof
 _HANDSHAKE_S = 5.0
-_MOST_PENDING = 256  # connections under way; beyond that the oldest makes room
+_MOST_PENDING = 256  # connections under way; beyond that the oldest is dropped
 _ACCEPTED_AT_ONCE = 64
 _RETRY_S = 0.05  # pause before another try to join
-_RETRIES_S = 10.0  # after which there is no other try
+_RETRIES_S = 10.0  # after this time there is no other try
 
 
 class Refused(Exception):
-    """The other side does not know the key, is another user, or is no rank of distmk."""
+    """The other side does not know the key, is another user, or is not a rank of distmk."""
 
 
 def _proof(authkey: bytes, side: str, accepting: bytes, joining: bytes, rank: int) -> bytes:
@@ -43,8 +43,9 @@ def _proof(authkey: bytes, side: str, accepting: bytes, joining: bytes, rank: in
 
 
 def check_same_user(sock: socket.socket) -> None:
-    """Refused if the process at the other end of a Unix socket is another user's: any user of the host can bind, or connect
-    to, an abstract address.
+    """Refused if the process at the other end of a Unix socket belongs to another user.
+
+    Any user of the host can bind, or connect to, an abstract address.
     """
     if sock.family == socket.AF_UNIX:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -53,7 +54,7 @@ def check_same_user(sock: socket.socket) -> None:
 
 
 class Newcomer:
-    """A connection that has not proved its rank yet, on the accepting side. Nothing waits for it."""
+    """A connection on the accepting side that has not proved its rank yet. Nothing waits for it."""
 
     def __init__(self, sock: socket.socket, authkey: bytes) -> None:
         self.sock = sock
@@ -65,7 +66,7 @@ class Newcomer:
         sock.send(_GREETING + self._nonce)
 
     def advance(self) -> int | None:
-        """Read what has arrived; the rank once it is proved. Refused: it is not; OSError: the connection is over."""
+        """Read the bytes so far. Returns the rank once it is proved. Refused: wrong proof; OSError: the connection is over."""
         try:
             arrived = self.sock.recv(_ANSWER.size - len(self._answer))
         except BlockingIOError:
@@ -84,7 +85,7 @@ class Newcomer:
 
 
 class Reception:
-    """The accepting side: takes connections at `server`, all at the same time, until each of `ranks` has joined."""
+    """The accepting side: accepts connections at `server`, many at the same time, until each of `ranks` has joined."""
 
     def __init__(self, server: socket.socket, ranks: set[int], authkey: bytes, timeout_s: float) -> None:
         self.links: dict[int, Link] = {}
@@ -120,7 +121,7 @@ class Reception:
                 return
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
-                    continue  # the stranger has gone already
+                    continue  # the stranger has already left
                 if not self._pending:
                     raise UsageError("no file descriptor is left for the other ranks; raise `ulimit -n`") from None
                 self._most = max(1, len(self._pending) // 2)
@@ -160,7 +161,7 @@ class Reception:
 
 
 def _most_pending() -> int:
-    """Connections under way at a time; a quarter of the file descriptors at most."""
+    """The limit for connections under way at a time: at most a quarter of the file descriptors."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST_PENDING if limit == resource.RLIM_INFINITY else max(1, min(_MOST_PENDING, limit // 4))
 
@@ -170,8 +171,8 @@ def accept_links(
 ) -> dict[int, Link]:
     """Accept one link from each of `ranks`. `check` runs every 0.25 s or more often, and may raise.
 
-    However many strangers connect and whatever they send, none holds up the ranks. Raises RankLostError that names the ranks
-    missing after `timeout_s`.
+    However many strangers connect and whatever they send, they cannot delay the ranks. Raises RankLostError that names
+    the ranks missing after `timeout_s`.
     """
     reception = Reception(server, ranks, authkey, timeout_s)
     try:
@@ -190,10 +191,10 @@ def accept_links(
 def join_link(
     connect: Callable[[float], socket.socket], rank: int, authkey: bytes, timeout_s: float, to: str = "rank 0"
 ) -> Link:
-    """The link of `rank` to a rank that accepts; `connect` makes a connection within so many seconds.
+    """The link of `rank` to a rank that accepts. `connect` makes a connection within the given number of seconds.
 
-    Tries again for 10 s where the other side drops the connection unheard, as it does when strangers crowd it. OSError: nobody
-    listens there, or does not answer within `timeout_s`. RankLostError: the other side does not let it in.
+    If the other side drops the connection unheard, as it does when many strangers connect, this tries again for 10 s.
+    OSError: nobody listens there, or there is no answer within `timeout_s`. RankLostError: the other side refuses.
     """
     now = time.monotonic()
     deadline, last_try = now + timeout_s, now + min(timeout_s, _RETRIES_S)

@@ -1,4 +1,4 @@
-"""Rank 0 of a star: it collects and spreads what the other ranks send, and names a rank that does not answer."""
+"""Rank 0 of a star: it collects and distributes what the other ranks send, and names a rank that does not answer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from distmk.bootstrap.news import ASK, MEET, Loss
 from distmk.bootstrap.star import BROADCAST, CLOSE, COMMAND, GATHER, LEAVING, Star
 from distmk.interrupts import check_patience
 
-_ASK_S = 1.0  # between two questions whether the others are there
-_STOPPED_S = 2.0  # of silence, after which the launcher is asked whether a process is stopped
+_ASK_S = 1.0  # between two questions to the other ranks
+_STOPPED_S = 2.0  # after so much silence, the launcher is asked whether the process is stopped
 
 
 class StarHub(Star):
@@ -105,8 +105,8 @@ class StarHub(Star):
                 check_patience()
 
     def _check_processes(self) -> None:
-        """Raise RankLostError if the launcher knows that a rank has ended, or is stopped where that counts, and nothing of it
-        is left to read.
+        """Raise RankLostError if the launcher knows that a rank has ended, or is stopped where that counts, and all its
+        data is read.
         """
         for rank, link in self._links.items():
             text = self._launcher.describe_exit(rank)

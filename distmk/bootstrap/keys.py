@@ -1,8 +1,8 @@
-"""The secret of a job: where it comes from, so that no stranger joins.
+"""The secret of a job, and where it comes from; it keeps strangers from joining.
 
 On one host no secret is needed: a Unix socket tells the user at its other end. Between hosts the secret comes from the
-environment of the launcher or from a file that only its owner reads; MPI may carry it, torch's store, which all users of a
-host can read, may not.
+environment of the launcher or from a file that only its owner can read. MPI may carry it. torch's store may not,
+because all users of a host can read it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ MAKE_KEY = 'python3 -c "import secrets; print(secrets.token_hex(32))"'
 
 
 def read_authkey(env: Mapping[str, str]) -> bytes | None:
-    """The key that the user gave all ranks; None if there is none. UsageError: it is no key, or others can read it."""
+    """The key that the user gave to all ranks; None if there is none.
+
+    UsageError: it is not a valid key, or others can read it.
+    """
     if env.get(AUTHKEY_ENV):
         name, text = AUTHKEY_ENV, env[AUTHKEY_ENV]
     elif env.get(AUTHKEY_FILE_ENV):
@@ -51,9 +54,9 @@ def is_one_host(member: Member, hosts: Sequence[str]) -> bool:
 
 
 def check_key(member: Member, is_private: bool, hosts: Sequence[str], env: Mapping[str, str]) -> bytes | None:
-    """The user's key, if there is one. `is_private`: the launcher can carry one that rank 0 makes.
+    """The user's key, or None if there is none. `is_private`: the launcher can carry a key that rank 0 makes.
 
-    UsageError: it is no key, or there is none though the ranks need one.
+    UsageError: the key is not valid, or there is none though the ranks need one.
     """
     key = read_authkey(env)
     may_do_without = is_private or bool(env.get(UNAUTHENTICATED_ENV)) or not member.is_spread
@@ -63,7 +66,7 @@ def check_key(member: Member, is_private: bool, hosts: Sequence[str], env: Mappi
 
 
 def _read_private(path: str) -> str:
-    """The text of a small file that nobody but this user can read. UsageError: it is something else."""
+    """The text of a small file that only this user can read. UsageError: the file is something else."""
     try:
         fd = open_regular(Path(path), UsageError)
     except UsageError as error:
@@ -76,12 +79,12 @@ def _read_private(path: str) -> str:
 
 
 def public_key() -> bytes:
-    """The key of ranks that do without a secret, which everybody knows."""
+    """The key of ranks that need no secret. Everybody knows it."""
     return hashlib.sha256(b"distmk without a secret").digest()
 
 
 def no_key_error() -> UsageError:
-    """The error of a rank on several hosts without a key."""
+    """The error to raise if ranks on several hosts have no key."""
     return UsageError(
         f"ranks on several hosts need a key, so that no stranger joins them; give every rank the same "
         f"{AUTHKEY_ENV}, made by {MAKE_KEY}, or {AUTHKEY_FILE_ENV} (launch/README.md, Who may join)"

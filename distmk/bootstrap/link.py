@@ -1,4 +1,4 @@
-"""A connection between two ranks: frames of a tag and a payload, of which no read or write waits without a limit.
+"""A connection between two ranks. It carries frames of a tag and a payload, and every read and write has a time limit.
 
 Source of the liveness rule: tcp(7), and `struct tcp_info` in linux/tcp.h.
 """
@@ -24,20 +24,20 @@ from distmk.errors import DistmkError
 Take = Callable[[bytes, bytes], bool]
 
 TICK_S = 0.25  # interval of liveness checks while a rank waits for another
-MOST_BYTES = 1 << 31  # of a frame
+MOST_BYTES = 1 << 31  # limit of a frame
 _HEAD = struct.Struct("<Qc")  # size of the payload, tag
 _READ_BYTES = 1 << 20
 _KEEPALIVE_S = 1  # the least time between probes of an idle connection
 _MOST_PROBES = 127  # the kernel's limit
-_FAREWELL_S = 1.0  # to send what is left when a link closes
+_FAREWELL_S = 1.0  # time to send the rest when a link closes
 _TCP_INFO = struct.Struct("8B24I")
 
 
 class Link:
     """One framed connection to another rank; takes over `sock`.
 
-    inbox: frames that were read ahead. ended: why the connection is over, None while it is not. Threads may use a link
-    together: frames never mix, and a frame that could not be sent whole is finished before the next one.
+    inbox: frames that were read ahead. ended: why the connection is over; None as long as it is not. Threads may share
+    a link: frames never mix, and a frame that was sent in part is finished before the next one begins.
     """
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
@@ -67,7 +67,7 @@ class Link:
             self.flush()
 
     def post(self, tag: bytes, payload: bytes) -> None:
-        """Send one frame as far as that goes without waiting; the rest follows with `flush`. OSError: the peer is gone."""
+        """Send as much of one frame as possible without waiting; the rest follows with `flush`. OSError: the peer is gone."""
         if len(payload) > MOST_BYTES:
             raise DistmkError(
                 f"a message of {len(payload) >> 20} MiB is too large to send, the limit is {MOST_BYTES >> 20} MiB; "
@@ -79,7 +79,7 @@ class Link:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left of earlier frames, as far as that goes without waiting. OSError: the peer is gone."""
+        """Send as much of the earlier frames' rest as possible without waiting. OSError: the peer is gone."""
         with self._lock:
             while self._unsent:
                 try:
@@ -89,9 +89,9 @@ class Link:
                     return
 
     def pump(self, take: Take) -> None:
-        """Read what has arrived, without waiting for more, up to the end of the connection (`ended`).
+        """Read everything that has arrived, without waiting for more, up to the end of the connection (`ended`).
 
-        `take` is given each frame, and returns False for one that belongs in the inbox.
+        `take` gets each frame, and returns False for a frame that belongs in the inbox.
         """
         with self._lock:
             if self.ended is not None:
@@ -156,7 +156,7 @@ class Link:
         return _address(self._sock, self._sock.getsockname)
 
     def close(self) -> None:
-        """Send what is left, in 1 s at most, and shut both directions down, also for processes that share the descriptor."""
+        """Send the rest, within 1 s, and shut down both directions, also for processes that share the descriptor."""
         if self._sock.fileno() < 0:
             return
         if self._unsent and self.ended is None:
@@ -169,7 +169,7 @@ class Link:
         self._sock.close()
 
     def detach(self) -> socket.socket:
-        """The socket alone, in blocking mode, which goes on in other hands; nothing must have been sent or read ahead."""
+        """The socket alone, in blocking mode, for another user. Nothing must have been sent or read ahead."""
         self._sock.setblocking(True)
         return self._sock
 
@@ -184,7 +184,7 @@ def wait(links: Sequence[Link], timeout_s: float | None) -> list[Link]:
 
 
 def wait_writable(link: Link, timeout_s: float) -> None:
-    """Return once the link takes data, or is over, or after `timeout_s` seconds."""
+    """Return once the link accepts data or is over, at the latest after `timeout_s` seconds."""
     poll = select.poll()
     poll.register(link.fileno(), select.POLLOUT)
     poll.poll(timeout_s * 1000)
@@ -194,14 +194,14 @@ def _address(sock: socket.socket, name: Callable[[], object]) -> str:
     if sock.family == socket.AF_UNIX:
         return "127.0.0.1"
     address = str(name()[0])  # type: ignore[index]
-    return address.removeprefix("::ffff:")  # an IPv4 address on a socket for both
+    return address.removeprefix("::ffff:")  # an IPv4 address on a socket for both protocols
 
 
 def set_tcp_options(sock: socket.socket, link_timeout_s: float) -> None:
     """Send small frames at once, and have the kernel probe an idle connection, which ends after `link_timeout_s`.
 
-    The other kernel answers a probe, so that a process that is stopped or busy is not taken for a lost one. There is no
-    TCP_USER_TIMEOUT, because it also ends a connection to a host that is well while a process there does not read.
+    The other kernel answers a probe, so a process that is stopped or busy does not count as lost. TCP_USER_TIMEOUT is
+    not used, because it also ends a connection to a healthy host while a process there does not read.
     """
     interval_s = max(_KEEPALIVE_S, math.ceil(link_timeout_s / _MOST_PROBES))
     probes = max(1, math.ceil(link_timeout_s / interval_s))
@@ -215,8 +215,8 @@ def set_tcp_options(sock: socket.socket, link_timeout_s: float) -> None:
 def is_unanswered(sock: socket.socket, link_timeout_s: float) -> bool:
     """Whether the other kernel has acknowledged neither data nor probes on a TCP connection for `link_timeout_s`.
 
-    True only if it had something to acknowledge: data sent again, or two probes. (One may be on its way, and while a process
-    does not read, the kernel sends probes more and more seldom.)
+    True only if there was something to acknowledge: data that was sent again, or two probes. One probe is not enough,
+    as it may be on its way; and while a process does not read, the kernel sends probes less and less often.
     """
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     if len(raw) < _TCP_INFO.size:

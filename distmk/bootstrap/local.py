@@ -35,7 +35,7 @@ RANK_ENV = "DISTMK_RANK"
 WORLD_SIZE_ENV = "DISTMK_WORLD_SIZE"
 RENDEZVOUS_ENV = "DISTMK_RENDEZVOUS"
 
-EXIT_GRACE_S = 10.0  # time that followers have to leave, before they are terminated
+EXIT_GRACE_S = 10.0  # time that followers have to leave before they are terminated
 _LOST_GRACE_S = 3.0  # shorter once a rank is lost: the user waits for the message
 _TERMINATE_GRACE_S = 2.0
 _REAP_S = 1.0
@@ -89,7 +89,7 @@ class Followers(Launcher):
         self._release.wait()
 
     def _spawn(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        # Standard output is rank 0's alone, so a follower's output goes to standard error, if that is open.
+        # Only rank 0 writes to standard output. A follower's output goes to standard error, if that is open.
         try:
             os.fstat(2)
             stdout = 2
@@ -98,14 +98,14 @@ class Followers(Launcher):
         return subprocess.Popen(self._argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=stdout)
 
     def end(self, grace_s: float, terminate_s: float = _TERMINATE_GRACE_S) -> None:
-        """Wait for the followers to exit, then terminate them, then kill them; none is left afterwards."""
+        """Wait for the followers to exit, then terminate the rest, then kill the rest. None is left afterwards."""
         if self._thread.ident is None:
             return
         self._cancel.set()
         self._started.wait()
         for process in self._processes:
             if process.poll() is None and _is_stopped(process.pid):
-                process.kill()  # it would not leave, nor heed SIGTERM
+                process.kill()  # it would neither leave nor react to SIGTERM
         for send, wait_s in ((None, grace_s), (signal.SIGTERM, terminate_s), (signal.SIGKILL, None)):
             alive = [process for process in self._processes if process.poll() is None]
             if send is not None:
@@ -115,12 +115,12 @@ class Followers(Launcher):
             for process in alive:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        # Not earlier: the end of that thread kills the followers.
+        # Not earlier, because the end of that thread kills the followers.
         self._release.set()
         self._thread.join()
 
     def close_at_exit(self, close: Callable[[], None]) -> None:
-        """Call `close` when Python exits, unless the star was closed before."""
+        """Call `close` when Python exits, unless the star has been closed before."""
         self._close_at_exit = close
         atexit.register(close)
 
@@ -146,7 +146,7 @@ class Followers(Launcher):
         return f"rank {rank} (pid {pid}) is stopped" if _is_stopped(pid) else None
 
     def describe_loss(self, rank: int) -> str:
-        # The connection ends a moment before the exit status is there.
+        # The connection ends a moment before the exit status is available.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[rank - 1].wait(_REAP_S)
         return self.describe_exit(rank) or f"rank {rank} closed its connection"
@@ -214,12 +214,12 @@ def join_local(rank: int, world_size: int, env: Mapping[str, str], timeout_s: fl
 def setup_follower(death_signal: signal.Signals = signal.SIGKILL) -> None:
     """Make this process a follower: it ignores Ctrl-C, and the kernel sends it `death_signal` when rank 0 dies.
 
-    Ctrl-C in a terminal reaches the whole process group, but only rank 0 handles it. If rank 0 died before this call, no
-    signal comes, but joining fails. Call this from the main thread.
+    Ctrl-C in a terminal reaches the whole process group, but only rank 0 handles it. If rank 0 died before this call,
+    no signal comes, but joining fails. Call this from the main thread.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Rank 0 starts followers with SIGINT blocked. A pending one is dropped here, since it is ignored by now.
+    # Rank 0 starts followers with SIGINT blocked. A pending SIGINT is dropped here, since it is ignored by now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
 
@@ -233,7 +233,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _import_path(env: Mapping[str, str]) -> dict[str, str]:
-    """PYTHONPATH with which followers import rank 0's distmk, also one that was found beside the user's script."""
+    """The PYTHONPATH with which followers import rank 0's distmk, even if it was found beside the user's script."""
     root = Path(distmk.errors.__file__).resolve().parents[1]
     # An installed package is found anyway, and its folder could shadow modules of the standard library.
     if root.name in ("site-packages", "dist-packages"):

@@ -1,7 +1,7 @@
-"""What ranks send each other: JSON, numbers and packed bytes, checked on arrival. Nothing that arrives is ever executed.
+"""Messages between ranks: JSON, numbers and packed bytes, checked on arrival. Nothing that arrives is ever executed.
 
-A `shape` describes a JSON value: a type (int, str, bool, float), None, `[shape]` for a list, a tuple of alternatives, a dict
-with fixed keys, or `{str: shape}` for a dict with any keys.
+A `shape` describes a JSON value: a type (int, str, bool, float), None, `[shape]` for a list, a tuple of alternatives, a
+dict with fixed keys, or `{str: shape}` for a dict with any keys.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Shape = Any
 
 
 def to_json(value: Any) -> bytes:
-    """`value` as a message. Numbers of numpy become plain ones; other objects raise TypeError."""
+    """`value` as a message. numpy's numbers become plain ones; other objects raise TypeError."""
     return json.dumps(value, default=operator.index).encode()
 
 
 def from_json(payload: bytes, sender: str, what: str, shape: Shape) -> Any:
-    """The value in `payload`. DistmkError that names `sender` and `what` it was to send: it has another shape."""
+    """The value in `payload`. DistmkError, which names `sender` and the expected `what`: it has another shape."""
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError):
@@ -41,7 +41,7 @@ def gather_json(bootstrap: Bootstrap, value: Any, what: str, shape: Shape) -> li
 
 
 def malformed(sender: str, what: str) -> DistmkError:
-    """The error for a message that this version of distmk does not send."""
+    """The error to raise for a message that this version of distmk does not send."""
     return DistmkError(f"{sender} sent no valid {what}; start the same version of distmk on every rank")
 
 
@@ -51,7 +51,7 @@ def pack(parts: Sequence[bytes]) -> bytes:
 
 
 def unpack(data: bytes, sender: str, count: int) -> list[bytes]:
-    """Undo `pack` of `count` parts. DistmkError that names `sender`: `data` is something else."""
+    """Split a result of `pack` into its `count` parts. DistmkError, which names `sender`: `data` is something else."""
     parts: list[bytes] = []
     offset = 0
     while offset < len(data) and len(parts) < count:

@@ -1,9 +1,9 @@
 """Ranks started by an MPI launcher: MPI, through mpi4py, introduces them; the star carries everything after that.
 
-MPI is used twice: to broadcast rank 0's address, and to finalise at exit, without which the launcher takes the job for
-failed. MPI_Finalize waits for every rank, and for ever if one does not come. So a process calls it only if all its stars
-closed in order, which means on every rank. Any other process just exits, whereupon the launcher ends the rest of the job,
-ranks in MPI_Finalize included; the same happens if a rank dies between `close` and MPI_Finalize.
+MPI is used twice: to broadcast rank 0's address, and to finalise at exit. Without MPI_Finalize the launcher would take
+the job for failed. MPI_Finalize waits for every rank, forever if one does not come. So a process calls it only if all
+its stars have closed in order, which means on every rank. Any other process just exits, and the launcher then ends the
+rest of the job, including ranks in MPI_Finalize. The same happens if a rank dies between `close` and MPI_Finalize.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from distmk.bootstrap.rendezvous import Introducer, join_star, own_hosts
 from distmk.bootstrap.star import Star
 from distmk.errors import RankLostError, UsageError
 
-# Every rank must broadcast the same size. This one is below the eager limits of MPI libraries, so that rank 0 need not
+# Every rank must broadcast the same size. This size is below the eager limits of MPI libraries, so that rank 0 need not
 # wait for the receivers.
 _PAYLOAD_BYTES = 1024
 _FIRST_PAUSE_S = 20e-6
 _LONGEST_PAUSE_S = 2e-3
 
-# Stars that are open or were left out of order. While there is one, MPI must not be finalised.
+# Stars that are open or were not left in order. As long as there is one, MPI must not be finalised.
 _unsettled: set[Launcher] = set()
 
 
@@ -58,7 +58,9 @@ def mpi_world_size() -> int:
 def connect_mpi(
     kind: LaunchKind, told_size: int | None, local_rank: int | None, local_size: int | None, timeout_s: float
 ) -> Star:
-    """Join the ranks of this MPI job; collective. `told_size`: the number of ranks in the launcher's variables, if any.
+    """Join the ranks of this MPI job; collective.
+
+    `told_size`: the number of ranks according to the launcher's variables, if any.
 
     Raises UsageError if MPI is missing or sees another number of ranks, RankLostError if a rank does not join.
     """

@@ -1,6 +1,6 @@
-"""What ranks tell each other outside of collective calls: a loss, a launch that is given up, a meeting place that is reached.
+"""Notices between ranks outside of collective calls: a loss, a launch that is given up, a meeting place that is reached.
 
-Such frames are taken out of the stream wherever a connection is read, so that they never disturb a collective call.
+These frames are taken out of the stream whenever a connection is read, so they never disturb a collective call.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from distmk.errors import DistmkError
 # Frame tags.
 LOST = b"x"  # ranks are lost; the payload says which, and why
 ABORT = b"a"  # a launch is given up
-MEET = b"m"  # a rank has reached a meeting place; from rank 0: all have
-ASK = b"?"  # rank 0 asks whether a rank is there
-ANSWER = b"!"  # it is
+MEET = b"m"  # a rank has reached a meeting place; from rank 0: all ranks have
+ASK = b"?"  # rank 0 asks whether a rank is alive
+ANSWER = b"!"  # the rank is alive
 
-# A connection that ended so was not closed: the other host, or the network to it, does not answer.
+# A connection that ended with one of these errors was not closed: the other host, or the network to it, does not
+# answer.
 UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
 
 
@@ -43,15 +44,15 @@ class Loss:
 
 @dataclass
 class News:
-    """What this rank has been told so far."""
+    """The notices that this rank has received so far."""
 
     loss: Loss | None = None
     aborts: dict[int, int] = field(default_factory=dict)  # reason, by the number of the launch
-    met: dict[str, set[int]] = field(default_factory=dict)  # ranks, by the name of the meeting place
-    answered: set[int] = field(default_factory=set)  # ranks, since rank 0 asked
+    met: dict[str, set[int]] = field(default_factory=dict)  # by name of the meeting place: ranks that have reached it
+    answered: set[int] = field(default_factory=set)  # ranks that have answered since rank 0 asked
 
     def take(self, tag: bytes, payload: bytes, rank: int) -> bool:
-        """Take in a frame of `rank`; False if it belongs to a collective call. DistmkError: it is malformed."""
+        """Take in a frame of `rank`. False: the frame belongs to a collective call. DistmkError: it is malformed."""
         sender = f"rank {rank}"
         if tag == LOST:
             self.loss = self.loss or Loss.decode(payload, sender)
@@ -83,7 +84,7 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def is_malformed(error: BaseException | None) -> bool:
-    """Whether a connection ended because of what the other side sent."""
+    """Whether a connection ended because the other side sent something malformed."""
     return isinstance(error, DistmkError) or (isinstance(error, OSError) and error.errno == errno.EMSGSIZE)
 
 

@@ -1,4 +1,4 @@
-"""Connections between pairs of ranks that share no memory, beside the star: authenticated by its key, one for each pair."""
+"""Connections beside the star, one for each pair of ranks that share no memory, authenticated by the star's key."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from distmk.bootstrap.messages import gather_json, malformed
 from distmk.bootstrap.rendezvous import reach
 from distmk.errors import DistmkError, RankLostError, UsageError
 
-_BACKLOG = 1024  # strangers may crowd the socket
+_BACKLOG = 1024  # strangers may fill the queue
 
 
 def connect_pairs(bootstrap: Bootstrap, ranks: Iterable[int]) -> dict[int, socket.socket]:
-    """A TCP connection to each of `ranks`, those that share no memory with this rank; collective, also where there are none.
+    """A TCP connection to each of `ranks`, which are the ranks that share no memory with this one.
 
-    The lower rank of a pair listens, on its address of the star alone and until its pairs are there. The sockets have the
-    options of the star's links, but TCP alone is slow to notice a host that is gone while data is on its way there: it is the
-    star that tells of it within DISTMK_LINK_TIMEOUT_S. RankLostError, on every rank: a rank does not come within `timeout_s`,
-    or has another key; the message names it.
+    Collective, also if there are none.
+
+    The lower rank of a pair listens, only on its address of the star and only until its pairs are connected. The
+    sockets have the options of the star's links. But TCP is slow to notice that a host is gone while data is on its way
+    there; the star notices it within DISTMK_LINK_TIMEOUT_S. RankLostError on every rank: a rank does not come within
+    `timeout_s`, or has another key; the message names it.
     """
     far = set(ranks)
     higher, lower = (
@@ -49,7 +51,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def _exchange_ways(bootstrap: Bootstrap, address: str, port: int) -> list[tuple[str, int]]:
-    """Address and port of every rank; port 0: it does not listen."""
+    """Address and port of every rank; port 0: the rank does not listen."""
     ways = gather_json(bootstrap, {"address": address, "port": port}, "address", {"address": str, "port": int})
     for rank, way in enumerate(ways):
         if not re.fullmatch(r"[0-9A-Fa-f.:%\w]{1,255}", way["address"]) or not 0 <= way["port"] < 65536:

@@ -1,7 +1,7 @@
-"""Build the star: a launcher carries the way to rank 0 to the other ranks, which then connect to it.
+"""Builds the star: a launcher carries the route to rank 0 to the other ranks, which then connect to rank 0.
 
-On one host the way is an abstract Unix socket, between hosts it is TCP. Whatever the launcher carries may come from a
-stranger: it is checked, and a wrong way ends in a handshake that fails.
+On one host the route is an abstract Unix socket, between hosts it is TCP. Whatever the launcher carries may come from a
+stranger. It is checked, and a wrong route ends in a handshake that fails.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from distmk.console import tell
 from distmk.errors import RankLostError, UsageError
 from distmk.progress import progress
 
-# Carries a payload of at most 1 KiB from rank 0 to all ranks: rank 0 gives it, the others give None, all get it.
+# Carries a payload of at most 1 KiB from rank 0 to all ranks: rank 0 passes it, the others pass None, and all get it.
 Carry = Callable[[bytes | None], bytes]
 
 _ANY = ("0.0.0.0", "::")
-_NAME = r"[\w.:%-]{1,255}"  # of a host or a Unix socket
+_NAME = r"[\w.:%-]{1,255}"  # name of a host or a Unix socket
 _MOST_HOSTS = 12
-_BACKLOG = 1024  # strangers may crowd the socket
-_ATTEMPT_S = 10.0  # for each of several addresses but the last
+_BACKLOG = 1024  # strangers may fill the queue
+_ATTEMPT_S = 10.0  # limit for each of several addresses, except the last one
 _SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
 class Introducer:
-    """A launcher's way to reach all ranks once. `is_private`: only ranks of the job can read what it carries."""
+    """A launcher's means to reach all ranks once. `is_private`: only ranks of the job can read what it carries."""
 
     carry: Carry
     is_private: bool
@@ -52,7 +52,7 @@ class Introducer:
 
 @dataclass(frozen=True)
 class Way:
-    """The way to rank 0: the name of an abstract Unix socket, or hosts and a port; and the key, if the launcher carries it."""
+    """The route to rank 0: an abstract Unix socket, or hosts and a port; and the key, if the launcher carries it."""
 
     unix: str = ""
     hosts: tuple[str, ...] = ()
@@ -83,8 +83,8 @@ def join_star(
 ) -> Star:
     """Connect this process with the other ranks; collective.
 
-    `hosts` are names or addresses of rank 0's host, the likeliest first, used on rank 0 only. Raises RankLostError if a rank
-    is missing after `timeout_s`, UsageError if ranks on several hosts have no key.
+    `hosts` are names or addresses of rank 0's host, the likeliest first, used on rank 0 only. Raises RankLostError if a
+    rank is missing after `timeout_s`, UsageError if ranks on several hosts have no key.
     """
     launcher = launcher or Launcher()
     env = os.environ if env is None else env
@@ -116,7 +116,7 @@ def _become_hub(
         raise
     with server:
         introducer.carry(way.encode())
-        # Over a Unix socket the handshake needs no secret: each side is told the user of the other.
+        # Over a Unix socket the handshake needs no secret: each side learns the user of the other from the kernel.
         handshake_key = public_key() if way.unix else authkey
         others = set(range(1, member.world_size))
         with progress(f"waiting for {len(others)} more ranks to join"):
@@ -127,11 +127,11 @@ def _become_hub(
 def _open(
     member: Member, is_private: bool, hosts: Sequence[str], env: Mapping[str, str]
 ) -> tuple[socket.socket, Way, bytes]:
-    """A socket that listens for the other ranks, the way to it, and the job's key. UsageError: the ranks need a key."""
+    """A socket that listens for the other ranks, the route to it, and the job's key. UsageError: the ranks need a key."""
     key, bind = check_key(member, is_private, hosts, env), env.get(UNAUTHENTICATED_ENV)
     authkey = key or secrets.token_bytes(32)
     carried = authkey.hex() if is_private and key is None else ""
-    # Without a key, a Unix socket is the only way that tells who comes.
+    # Without a key, only a Unix socket shows which user connects.
     if is_one_host(member, hosts) or (key is None and not bind and not is_private):
         server = listen_unix()
         return server, Way(unix=server.getsockname()[1:].decode(), authkey=carried), authkey
@@ -140,13 +140,13 @@ def _open(
         tell(f"warning: {UNAUTHENTICATED_ENV}: whoever reaches {bind} can join")
     server = _listen(hosts, must_bind=key is None and bool(bind))
     address, port = server.getsockname()[:2]
-    # The name may lead elsewhere on other hosts.
+    # On other hosts the name may resolve to another address.
     reachable_at = hosts if address in _ANY or address in hosts else [*hosts, address]
     return server, Way(hosts=tuple(reachable_at[:_MOST_HOSTS]), port=port, authkey=carried), authkey
 
 
 def listen_unix() -> socket.socket:
-    """A socket that listens in the abstract namespace, which leaves nothing on disk, under a random name."""
+    """A listening socket with a random name in the abstract namespace, which leaves nothing on disk."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(f"\0distmk-{os.getpid()}-{secrets.token_hex(16)}")
     server.listen(_BACKLOG)
@@ -154,9 +154,9 @@ def listen_unix() -> socket.socket:
 
 
 def _listen(hosts: Sequence[str], must_bind: bool) -> socket.socket:
-    """A TCP socket that listens where `hosts` leads, if that is one address of this host; else everywhere.
+    """A TCP socket that listens at the address of `hosts` if that is one address of this host, else everywhere.
 
-    `must_bind`: not everywhere; UsageError if `hosts` is no address of this host.
+    `must_bind`: never listen everywhere. UsageError: `hosts` is not an address of this host.
     """
     if len(hosts) == 1:
         try:
@@ -197,7 +197,7 @@ def _become_spoke(
 
 
 def join_unix(name: str, rank: int, authkey: bytes, timeout_s: float) -> Link:
-    """The link to rank 0 over the abstract Unix socket `name`. Raises RankLostError if that is not there, or not this user's."""
+    """The link to rank 0 over the abstract Unix socket `name`. RankLostError: there is none, or it is another user's."""
 
     def connect(limit_s: float) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -216,7 +216,7 @@ def join_unix(name: str, rank: int, authkey: bytes, timeout_s: float) -> Link:
 
 
 def reach(hosts: Sequence[str], port: int, rank: int, authkey: bytes, timeout_s: float, to: str = "rank 0") -> Link:
-    """Connect under the first of `hosts` that leads to rank `to`; whether it does, the handshake shows."""
+    """Connect to the first of `hosts` that leads to rank `to`, which the handshake proves."""
     deadline = time.monotonic() + timeout_s
     failures = []
     for index, host in enumerate(hosts):
@@ -238,8 +238,7 @@ def reach(hosts: Sequence[str], port: int, rank: int, authkey: bytes, timeout_s:
 
 
 def _exchange_hosts(star: Star, member: Member) -> None:
-    """Set the hosts and addresses of all ranks, the job's key where rank 0 made it, and the local rank and size if the launcher
-    did not give them.
+    """Set hosts and addresses of all ranks, the key if rank 0 made it, and local rank and size if the launcher did not.
 
     The launcher's own local rank has precedence, since the launcher may also have chosen the visible GPUs by it.
     """
@@ -247,7 +246,7 @@ def _exchange_hosts(star: Star, member: Member) -> None:
     hosts = gather_json(star, mine, "name of its host", {"name": str, "boot": str})
     known = None
     if star.rank == 0:
-        # Ranks have joined over a private Unix socket without the key.
+        # Ranks that have joined over a private Unix socket do not have the key.
         is_private = all(link.is_unix for link in star.links())
         known = to_json({"addresses": _addresses(star), "authkey": star.authkey.hex() if is_private else ""})
     told = from_json(star.broadcast(known), "rank 0", "addresses of the ranks", {"addresses": [str], "authkey": str})
@@ -265,7 +264,7 @@ def _exchange_hosts(star: Star, member: Member) -> None:
 
 
 def _addresses(star: Star) -> list[str]:
-    """On rank 0: the address of each rank as other hosts see it, the same for all ranks of a host."""
+    """On rank 0: the address of each rank as other hosts see it. It is the same for all ranks of a host."""
     links = star.links()
     far = {link: link.peer_address() for link in links if not link.is_near}
     own = next(iter(far)).own_address() if far else "127.0.0.1"
@@ -273,7 +272,7 @@ def _addresses(star: Star) -> list[str]:
 
 
 def _boot_id() -> str:
-    """Tells apart hosts of one name; empty where the kernel gives none."""
+    """A value that distinguishes hosts of the same name; empty if the kernel gives none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -283,7 +282,8 @@ def _boot_id() -> str:
 def own_hosts() -> list[str]:
     """This host's name, then the IPv4 addresses of its interfaces except loopback.
 
-    For launchers that give no address of rank 0. The name may not resolve elsewhere, or to a loopback address.
+    For launchers that give no address of rank 0. On other hosts the name may not resolve, or may resolve to a loopback
+    address.
     """
     hosts = [socket.gethostname()]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

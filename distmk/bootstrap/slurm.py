@@ -16,18 +16,18 @@ from distmk.bootstrap.torchrun import StoreAddress, connect_store
 from distmk.env import whole
 from distmk.errors import UsageError, shown
 
-# Ports 12000 to 31999 lie below the range that Linux assigns on its own (32768 and up).
+# Ports 12000 to 31999 are below the range that Linux assigns on its own (32768 and up).
 _FIRST_PORT = 12000
 _PORTS = 20000
 _SCONTROL_TIMEOUT_S = 10.0
 _MOST_HOSTS = 100_000
-_MOST_DIGITS = 18  # of a number in the environment
+_MOST_DIGITS = 18  # limit for a number in the environment
 
 
 def connect_slurm(member: Member, env: Mapping[str, str], timeout_s: float) -> Star:
     """Join the ranks of an `srun` step. MPI introduces them if srun offers PMI and mpi4py uses it, else torch's store.
 
-    Raises UsageError if no way leads to rank 0, RankLostError if a rank does not join.
+    Raises UsageError if rank 0 cannot be reached in either way, RankLostError if a rank does not join.
     """
     has_pmi = any(name in env for name in ("PMIX_RANK", "PMI_RANK", "PMI_FD"))
     if has_pmi and importlib.util.find_spec("mpi4py") is not None and mpi_world_size() == member.world_size:
@@ -105,6 +105,6 @@ def _expand_ranges(ranges: str, nodelist: str) -> list[str]:
         first, last = match[1], match[2] or match[1]
         if not int(first) <= int(last) < int(first) + _MOST_HOSTS:
             raise UsageError(f"cannot read {shown(part)} in the Slurm node list {shown(nodelist)}")
-        # All numbers of a range have the width of the first, leading zeros included: 08-10 is 08, 09, 10.
+        # All numbers of a range have the width of the first, with leading zeros: 08-10 is 08, 09, 10.
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     return numbers

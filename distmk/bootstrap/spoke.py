@@ -1,4 +1,4 @@
-"""A rank at the rim of a star: all that it sends and gets passes through rank 0."""
+"""A rank of a star other than 0: everything that it sends and gets passes through rank 0."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TCP_TICK_S = 1.0
 
 
 class StarSpoke(Star):
-    """Any rank but 0 of a star, with a link to rank 0."""
+    """Any rank of a star except 0, with a link to rank 0."""
 
     def allgather(self, payload: bytes) -> list[bytes]:
         self._check_usable()
-        # If sending fails, rank 0 is gone, and its last frame may say why: so read in any case.
+        # If sending fails, rank 0 is gone, and its last frame may say why. So read in any case.
         with contextlib.suppress(OSError):
             self._links[0].send(GATHER, payload)
         return unpack(self._expect(GATHER), "rank 0", self.world_size)

@@ -25,7 +25,10 @@ LEAVING = "closing"  # the meeting place of ranks that close in order
 
 
 class Star(Bootstrap):
-    """What rank 0 and the other ranks share; takes over `links`, by rank, and `authkey`, with which they were made."""
+    """The common part of rank 0 and the other ranks.
+
+    Takes over `links`, by rank, and the `authkey` with which they were made.
+    """
 
     def __init__(
         self, member: Member, links: Mapping[int, Link], authkey: bytes, timeout_s: float, launcher: Launcher
@@ -80,21 +83,21 @@ class Star(Bootstrap):
         return self._news.aborts.get(launch, 0)
 
     def _announce_close(self) -> None:
-        """Tell the other ranks, without waiting for them, that this one closes."""
+        """Tell the other ranks that this one closes, without waiting for them."""
 
     def _close_links(self) -> None:
         for link in self._links.values():
             link.close()
 
     def _tell(self, tag: bytes, payload: bytes, but: int | None = None) -> None:
-        """Send a frame to all ranks at the other ends but `but`, without waiting for any; what is left follows later."""
+        """Send a frame to all ranks at the other ends except `but`, without waiting. The rest of a frame follows later."""
         for rank, link in self._links.items():
             if rank != but and link.ended is None:
                 with contextlib.suppress(OSError):
                     link.post(tag, payload)
 
     def _listen(self) -> None:
-        """Read whatever has arrived, without waiting, and record a loss."""
+        """Read everything that has arrived, without waiting, and record a loss."""
         if self._closed or self._lost is not None:
             return
         for rank, link in self._links.items():
@@ -104,7 +107,7 @@ class Star(Bootstrap):
             self._lose(self._news.loss)
 
     def _pump(self, rank: int, link: Link) -> None:
-        """Take in the frames of `rank` that have arrived, up to the end of the connection, which is a loss."""
+        """Take in the frames of `rank` that have arrived, up to the end of the connection, which counts as a loss."""
         known = set(self._news.aborts)
         link.pump(partial(self._take, rank))
         if self.rank == 0:
@@ -118,7 +121,7 @@ class Star(Bootstrap):
         return self._news.take(tag, payload, rank)
 
     def _find_loss(self, rank: int, link: Link) -> Loss:
-        """The loss that the end of a connection means: of a host, or of the processes that ended together with this one."""
+        """The loss behind the end of a connection: of a host, or of all processes that ended together with this one."""
         if link.ended is not None and is_unreachable(link.ended):
             return lost_host(rank, self.host_ids, self.hostnames, link.link_timeout_s)
         if is_malformed(link.ended):
@@ -133,7 +136,7 @@ class Star(Bootstrap):
         return Loss(ranks, text if len(ranks) == 1 else f"{name_ranks(ranks)} left or died")
 
     def _lose(self, loss: Loss, kind: type[RankLostError] = RankLostError) -> RankLostError:
-        """Record the loss and report it, from rank 0, to the other ranks."""
+        """Record the loss and, on rank 0, report it to the other ranks."""
         self._news.loss = self._news.loss or loss
         self._lost = kind(self._news.loss.text)
         if self.rank == 0:
@@ -145,7 +148,7 @@ class Star(Bootstrap):
         link = self._links[rank]
         if not link.inbox and link.ended is None:
             self._pump(rank, link)
-        # Rank 0 reports a loss before it closes for that reason.
+        # Rank 0 reports a loss before it closes because of it.
         if link.inbox and not (self._news.loss and link.inbox[0][0] == CLOSE):
             return link.inbox.popleft()
         if self._news.loss is not None:

@@ -1,6 +1,6 @@
 """Ranks started by torchrun, or by anything else that sets its variables: torch's key-value store introduces them.
 
-No process group is made, so that those of the user's program stay as they are.
+No process group is made, so those of the user's program stay unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _generations = itertools.count()
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """Where torch's store is. `host` is rank 0's; `attempt` tells restarts by torchrun apart."""
+    """The place of torch's store. `host` is rank 0's; `attempt` distinguishes restarts by torchrun."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ def connect_store(member: Member, address: StoreAddress, timeout_s: float) -> St
 
     Raises UsageError if torch is missing or the store cannot be opened, RankLostError if a rank does not join.
     """
-    # On every rank, before any depends on the store: it may be rank 0's, and end with it.
+    # On every rank, before any depends on the store, which may belong to rank 0 and end with it.
     check_key(member, False, [address.host], os.environ)
     store = _open_store(member.rank, address, timeout_s)
 
@@ -84,7 +84,7 @@ def _open_store(rank: int, address: StoreAddress, timeout_s: float) -> Any:
 
 
 def _wait_for(store: Any, timeout_s: float) -> bytes:
-    """Rank 0's payload. Waits in short steps, since Python does not see Ctrl-C while the store waits."""
+    """Rank 0's payload. Waits in short steps, because Python does not handle Ctrl-C while the store waits."""
     deadline = time.monotonic() + timeout_s
     step = datetime.timedelta(seconds=_WAIT_S)
     while True:
@@ -92,7 +92,8 @@ def _wait_for(store: Any, timeout_s: float) -> bytes:
             store.wait([_KEY], step)
             return bytes(store.get(_KEY))[:_MOST_BYTES]
         except RuntimeError as error:
-            # A wait that only ran out of its step says "timeout"; a broken store answers at once, with other words.
+            # If only the step's time has run out, the text says "timeout"; a broken store fails at once, with another
+            # text.
             if time.monotonic() > deadline:
                 raise RankLostError(f"rank 0 did not come up within {timeout_s:g} s") from error
             if "timeout" not in str(error).lower():

@@ -1,23 +1,29 @@
 """Proof that a compiled program is correct, from its encoded bytes alone, before it may run.
 
-Each module proves something, and may rely on the ones before it:
+Each module proves one property and may rely on the modules before it:
 
 - `headers`: headers agree with the sections, with the memory layout and between ranks.
 - `structure`: every reference points at something; every worker runs the tasks it should, once.
-- `allocations`: allocations lie in their memory and apart. `bounds`: every access lies in one of them.
-- `contents`: tasks take bytes for the same. `scopes`: signals across ranks have system scope.
-- `thresholds`: every wait's threshold is its event's count an iteration. `deadlock`: nothing waits in a circle.
-- `happens_before`: vector clocks of two iterations. `counting`: a count stands for its tasks.
-- `early_start`: what has happened when a task may start before its waits are met.
-- `turns`: programs that take turns find nothing of each other under way.
-- `races`: conflicting accesses are ordered. `lamport`: polled elements are zero or right.
+- `allocations`: allocations lie inside their memory and do not overlap.
+- `bounds`: every access lies inside one allocation.
+- `contents`: all tasks interpret the same bytes in the same way.
+- `scopes`: signals across ranks have system scope.
+- `thresholds`: every wait's threshold is the amount by which its event grows in an iteration.
+- `deadlock`: no tasks wait in a circle.
+- `happens_before`: vector clocks of two iterations.
+- `counting`: when an event reaches its count, all of its producers have signaled.
+- `early_start`: the vector clock at which a task may start before its waits are met.
+- `turns`: a program never finds a task of another row bucket's program still running.
+- `races`: conflicting accesses are ordered.
+- `lamport`: polled elements are zero or right.
 
-Nothing is taken from the graph or from the derivation of the waits.
+The proof uses neither the graph nor the code that derived the waits.
 
-A waiter comes after all tasks that trigger its event, with one reservation: a push fires its rank's events together with the
-data, when the task has read all it reads but may not have written to the other ranks yet. Its writes to a rank are known to
-waiters for an event of that rank, and to any task that knows it is done: later tasks of its worker, and waiters for an event
-that it fires without a push.
+A task that waits for an event starts after all tasks that trigger the event. Pushes are the exception. A push signals
+the events of the receiving rank together with the data. At that moment the pushing task has read all that it reads, but
+its writes to other ranks may still be under way. A waiter for an event of a rank knows that the pushed data of that
+rank has landed. A later task of the same worker, or a waiter for an event that is signaled without a push, knows that
+the whole task is done.
 """
 
 from __future__ import annotations
@@ -52,19 +58,20 @@ NUM_STEPS = 10
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was proved correct, and how long that took."""
+    """The size of a proved program, and the time that the proof took."""
 
     num_tasks: int
     num_events: int
     num_waits: int
     num_buffers: int
-    num_ordered_pairs: int  # of accesses to the same bytes
+    num_ordered_pairs: int  # pairs of accesses to the same bytes
     seconds: float
 
 
 def check(program: Program, on_step: Callable[[], None] = lambda: None) -> Verdict:
-    """Prove `program` correct, and those that take turns with it. CheckError: they are not, with the first faults found, or they
-    are too large to be proved.
+    """Prove that `program` and the programs of its other row buckets are correct.
+
+    CheckError: a program is wrong (with the first faults found), or the programs are too large to be proved.
 
     `on_step` is called NUM_STEPS times for each program, once after each step of the proof.
     """
@@ -94,7 +101,7 @@ def _check_every(programs: Sequence[Program], on_step: Callable[[], None]) -> Ve
 
 
 def _check(program: Program, shared: frozenset[Placed], on_step: Callable[[], None]) -> tuple[Verdict, Turn]:
-    """`shared`: allocations that programs have that take turns with this one."""
+    """`shared`: allocations that the programs of other row buckets have, too."""
     began = time.perf_counter()
     findings = Findings()
     check_headers(program, findings)
@@ -140,7 +147,10 @@ def _check(program: Program, shared: frozenset[Placed], on_step: Callable[[], No
 
 
 def _check_size(tables: ProgramTables, findings: Findings) -> None:
-    """Vector clocks take tasks times chains: one chain a worker, two for every task outside the workers' own order."""
+    """The vector clocks take `num_tasks * num_chains` elements.
+
+    Each worker is a chain, and each task outside the workers' queues makes two.
+    """
     num_unqueued = int((tables.tasks.worker < 0).sum())
     num_chains = tables.num_ranks * tables.num_workers + 2 * num_unqueued
     if 4 * tables.num_tasks * num_chains > MAX_CLOCK_BYTES:

@@ -1,4 +1,6 @@
-"""Every allocation lies inside its rank's memory and apart from all others; a launch zeroes what the protocol needs zeroed."""
+"""Allocations lie inside their rank's memory and do not overlap, and launches zero all memory that the protocol needs
+zeroed.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ from distmk.program.reader import ProgramTables
 
 
 class Allocations:
-    """The sound allocations of a program, found by address.
+    """The valid allocations of a program, found by address.
 
-    A location is an allocation on one rank: index in `every` * num_ranks + rank.
+    A location is an allocation on one rank, as a number: index in `every` * num_ranks + rank.
     """
 
     def __init__(self, tables: ProgramTables, findings: Findings) -> None:
         self.every, self.num_ranks = tables.program.placement.pieces, tables.num_ranks
         sound = [index for index, each in enumerate(self.every) if _is_sound(each, tables.num_ranks, findings)]
-        # By space and rank: offsets in order, and the allocation at each.
+        # For each space and rank: sorted offsets, and the allocation at each offset.
         self._memories: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for rank, part in enumerate(tables.ranks):
             for space in (Space.HEAP, Space.LOCAL):
@@ -32,7 +34,7 @@ class Allocations:
         _check_zeroed(tables, findings)
 
     def find(self, space: int, rank: int, offset: int) -> int:
-        """The allocation that begins last at or before `offset`; -1: none."""
+        """The last allocation that begins at or before `offset`; -1: none does."""
         offsets, indices = self._memories.get((space, rank), ([], []))
         at = bisect_right(offsets, offset) - 1
         return indices[at] if at >= 0 else -1
@@ -62,7 +64,7 @@ Areas = list[tuple[int, int, str]]  # offset, bytes, name
 
 
 def protocol_areas(tables: ProgramTables) -> Areas:
-    """What the heap has in front of the buffers."""
+    """The areas of the heap in front of the buffers: control block, events and rings."""
     headers = [part.header for part in tables.ranks]
     ring_bytes = ctypes.sizeof(JitRing) + headers[0].jit_capacity * ctypes.sizeof(JitEntry)
     num_events = max(header.num_events for header in headers)

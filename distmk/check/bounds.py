@@ -1,4 +1,4 @@
-"""Every access of every task lies in one allocation, as an interval of its columns."""
+"""Every access of every task lies inside one allocation and is described by a range of its byte columns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from distmk.program.program import decode_args
 from distmk.program.reader import ProgramTables
 from distmk.tasks import TASK_TYPES, Access
 
-# Argument fields that say how many accesses there are: a damaged one must not make a list of billions.
+# Argument fields that say how many accesses a task has. The limits keep a damaged field from making a list of billions.
 LOOP_FIELDS = {"num_blocks": 64 * MAX_RANKS, "num_ranks": MAX_RANKS}
 
 
 class Span(NamedTuple):
     """Bytes [begin, end) of every row of an allocation on one rank (`location`, see `Allocations`).
 
-    `polls`: perhaps read before the task's waits are met. `resets`: written with zeros, in all rows. `owner`: see `Access`.
+    `polls`: the task may read these bytes before its waits are met. `resets`: it writes zeros there, in all rows.
+    `owner`: see `Access`.
     """
 
     write: bool
@@ -39,7 +40,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """What tasks take bytes for (`Access.content`), by location."""
+    """How tasks interpret the bytes of each location (`Access.content`)."""
 
     typed: dict[int, dict[Content, list[Span]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     untyped_writes: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
@@ -62,9 +63,9 @@ class Accesses:
     distinct: list[Span]  # every span once; equal spans are the same object
     skips_waits: list[int]  # tasks that may end before their waits are met
     skippable: list[int]  # tasks that may have nothing to do in an iteration
-    may_idle: frozenset[int]  # those that then signal before their waits are met
+    may_idle: frozenset[int]  # skippable tasks that then signal before their waits are met
     contents: Contents
-    batches: dict[int | None, int]  # operands of batch metadata (None: the type has none), and a task that has each
+    batches: dict[int | None, int]  # by operand of batch metadata (None: the type has none): a task that has it
 
     def describe(self, span: Span) -> str:
         name, rank = self.allocations.describe(span.location)
@@ -72,7 +73,7 @@ class Accesses:
 
 
 def check_bounds(tables: ProgramTables, findings: Findings) -> Accesses:
-    """Decode the accesses of all tasks; faults are accesses that are not inside one allocation."""
+    """Decode the accesses of all tasks. An access that is not inside one allocation is a fault."""
     return _Reader(tables, findings).run()
 
 
@@ -90,7 +91,7 @@ class _Reader:
         self.step = self._step_args()
 
     def _step_args(self) -> Any:
-        """The arguments of the scheduler step; None without."""
+        """The arguments of the scheduler step; None if the program has no such step."""
         found = np.flatnonzero(self.tables.tasks.launch == LaunchKind.SCHEDULER)
         rank = int(self.tables.tasks.rank[found[0]]) if len(found) else 0
         index = self.tables.descriptor_of[rank][found[0] - self.tables.first_task[rank]] if len(found) else None
@@ -168,7 +169,7 @@ class _Reader:
         return tuple(found)
 
     def _locate(self, access: Access, rank: int) -> Span | None:
-        """The span of an access; None for a read of read-only memory. ValueError: what is wrong with it."""
+        """The span of an access; None for a read of read-only memory. ValueError: the access has a fault."""
         self._check_shape(access, rank)
         index = self.allocations.find(access.space, access.rank, access.offset)
         if index < 0:
@@ -220,7 +221,10 @@ def _is_whole_rows(access: Access, piece: Placed, offset: int) -> bool:
 
 
 def overlap_of(spans: list[Span]) -> Span | None:
-    """A span of a task's that it writes and that overlaps another one, unless it reads just what it writes."""
+    """A written span that overlaps another span of the same task; None if there is none.
+
+    Reading exactly the written bytes is allowed.
+    """
     writes = [span[1:4] for span in spans if span.write]
     if len(set(writes)) < len(writes):  # two writes of the same bytes
         return next(span for span in spans if span.write and writes.count(span[1:4]) > 1)
@@ -239,7 +243,7 @@ def overlap_of(spans: list[Span]) -> Span | None:
 
 
 def _columns(access: Access, piece: Placed, offset: int) -> tuple[int, int]:
-    """The byte columns of `piece` that an access inside it covers; ValueError where it covers no range of columns."""
+    """The byte columns of `piece` that an access inside it covers. ValueError: it does not cover a range of columns."""
     pitch, gapless = piece.row_bytes, access.num_rows == 1 or access.stride == access.row_bytes
     num_bytes = access.num_rows * access.row_bytes
     if piece.rows == 1 and gapless:

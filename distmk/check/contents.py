@@ -1,9 +1,12 @@
-"""All tasks take the same bytes for the same, and data flows from tasks that write it to tasks that read it.
+"""All tasks interpret the same bytes in the same way, and every byte that is read has been written.
 
-Numbers may be anything. Indices (batch metadata, page tables, candidates), and layouts that tasks work out for themselves (the
-splits of attention), must come from a task that means the same by them: or a body leaves its buffers, which no other check can
-see. In a program with a scheduler step, whose memory nothing else fills, and for such contents in every program, each byte that
-is read has been written by some task, and each byte that is written is read, in memory of which some is written and some read.
+Plain numbers may have any value. Two kinds of contents may not: indices (batch metadata, page tables, candidates), and
+layouts that tasks compute for themselves (the splits of attention). They must come from a task that gives them the same
+meaning; otherwise a body would access memory outside its buffers, which no other check can see.
+
+The flow of data is checked for such contents in every program. If a program has a scheduler step, its tasks alone fill
+its memory, and the flow of all data is checked. Only locations that tasks both read and write count. There, some task
+must have written each byte that is read, and some task must read each byte that is written.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from distmk.program.reader import ProgramTables
 
 
 def check_contents(tables: ProgramTables, accesses: Accesses, signals: Signals, findings: Findings) -> None:
-    """Check what tasks take their bytes for, the batch that they work on, and the flow of data."""
+    """Check how tasks interpret their bytes, which batch they work on, and the flow of data."""
     for by_content in accesses.contents.typed.values():
         if len(by_content) > 1:
             _check_agreement(by_content, accesses, findings)
@@ -62,7 +65,7 @@ def _name(content: Content) -> str:
 
 
 def _check_batch(tables: ProgramTables, accesses: Accesses, signals: Signals, findings: Findings) -> None:
-    """All tasks work on the batch of the scheduler step, if there is one, and so does the iteration barrier."""
+    """If there is a scheduler step, all tasks and the iteration barriers work on its batch."""
     step = signals.scheduler_step
     batch = 0
     if step is not None:
@@ -79,7 +82,7 @@ def _check_batch(tables: ProgramTables, accesses: Accesses, signals: Signals, fi
 
 
 def _check_flow(accesses: Accesses, is_whole: bool, findings: Findings) -> None:
-    """`is_whole`: nothing but its tasks fills the memory of the program."""
+    """`is_whole`: the program's own tasks alone fill its memory."""
     reads: dict[int, list[Span]] = defaultdict(list)
     writes: dict[int, list[Span]] = defaultdict(list)
     if is_whole:
@@ -103,7 +106,7 @@ def _check_flow(accesses: Accesses, is_whole: bool, findings: Findings) -> None:
 
 
 def _not_covered(spans: Iterable[Span], by: list[Span]) -> Span | None:
-    """The first span of which some bytes are in none of `by`."""
+    """The first span that `by` does not cover completely."""
     begins: list[int] = []
     ends: list[int] = []
     for begin, end in sorted({(span.begin, span.end) for span in by}):

@@ -1,4 +1,4 @@
-"""A count stands for its tasks: no producer of an event fires it for the next iteration before all have for this one."""
+"""An event's count stands for all its producers: none signals for the next iteration before all have signaled for this one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distmk.check.happens_before import HappensBefore
 
 
 def check_counting(before: HappensBefore, findings: Findings) -> None:
-    """Check every event that is waited for."""
+    """Check every event that some task waits for."""
     tables, signals = before.tables, before.signals
     for event in sorted({*signals.waiters, *signals.barriers}):
         producers = signals.producers.get(event, ())

@@ -1,4 +1,4 @@
-"""No task waits in a circle: an iteration's tasks, events and dispatches have an order in which they can happen."""
+"""No tasks wait in a circle: the tasks, events and dispatches of an iteration can happen in some order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from distmk.program.reader import Ints, ProgramTables
 
 
 class StartGraph:
-    """What must have happened before what in one iteration, as a graph.
+    """A graph of what must happen before what in one iteration.
 
-    Nodes, in this order: the end of every task; every event; the dispatch of every task that schedulers launch; the start
-    of every spread task; the copies of spread tasks in workers' queues. A worker waits at its copy of a spread task until the
-    task may start, and the task ends with the last copy. Any other task is one node for its start and end.
+    Nodes, in this order: the end of every task; every event; the dispatch of every task that schedulers launch; the
+    start of every spread task; the copies of spread tasks in workers' queues. A worker waits at its copy of a spread
+    task until the task may start, and the task ends with its last copy. Any other task has one node for its start and
+    its end.
     """
 
     def __init__(self, tables: ProgramTables, signals: Signals) -> None:
@@ -38,7 +39,7 @@ class StartGraph:
         self._add_dispatches()
 
     def order(self, findings: Findings) -> list[int]:
-        """The tasks in an order in which they can run (topological sort); a finding names a cycle if there is none."""
+        """The tasks in an order in which they can run (topological sort). If no order exists, a finding names a cycle."""
         sources, targets = np.concatenate(self.sources), np.concatenate(self.targets)
         by_source = np.argsort(sources, kind="stable")
         following = targets[by_source].tolist()
@@ -63,7 +64,7 @@ class StartGraph:
         self.targets.append(np.asarray(targets, np.int64))
 
     def _add_events(self) -> None:
-        """Producers before their event, the event before its waiters of the same iteration."""
+        """Edges from producers to their event, and from the event to its waiters of the same iteration."""
         first_event, triggers, waits = self.tables.num_tasks, self.tables.triggers, self.tables.waits
         counts = triggers.amount > 0
         self._add(triggers.task[counts], first_event + triggers.event[counts])
@@ -84,7 +85,7 @@ class StartGraph:
             self._add(copies, tasks)
 
     def _add_barriers(self) -> None:
-        """The iteration barrier of a rank before all of its tasks but the scheduler step."""
+        """Edges from a rank's iteration barrier to all of its tasks except the scheduler step."""
         tables = self.tables
         for event in self.signals.barriers:
             rank = int(tables.event_rank[event])
@@ -104,8 +105,8 @@ class StartGraph:
     def _dispatch_edges(self, rank: int, launches: list[int], first: int) -> list[tuple[int, int]]:
         """Edges (source, target) of a rank's launch list; the dispatch of launches[i] is node first + i.
 
-        Schedulers go through the list in order, and wait at a task for its events, but for no task to end. A single task is
-        dispatched by one scheduler, in round-robin order, a massive one by all of them.
+        Schedulers go through the list in order. At a task they wait for its events, but never for another task to end.
+        A single task is dispatched by one scheduler, in round-robin order; a massive task is dispatched by all of them.
         """
         tables, signals = self.tables, self.signals
         edges: list[tuple[int, int]] = []
@@ -123,7 +124,7 @@ class StartGraph:
                 previous = [each for each in (last.get(scheduler, last_massive),) if each is not None]
                 last[scheduler] = node
             edges += [(each, node) for each in previous]
-            # A scheduler goes past any task but the scheduler step only behind the iteration barrier.
+            # A scheduler passes the iteration barrier before it goes on to any task other than the scheduler step.
             behind_barrier = behind_barrier or kind != LaunchKind.SCHEDULER
             if behind_barrier and barrier is not None:
                 edges.append((barrier, node))
@@ -132,12 +133,12 @@ class StartGraph:
         return edges
 
     def _cycle(self, sources: Ints, targets: Ints, stuck: set[int]) -> str:
-        """A cycle among the nodes that are never ready, spelled out."""
+        """The text of a cycle among the nodes that never become ready."""
         edges = zip(sources.tolist(), targets.tolist(), strict=True)
         cause = {target: source for source, target in edges if source in stuck}
         node = min(stuck)
         seen: dict[int, int] = {}
-        while node not in seen:  # backwards, from each stuck node to one that it waits for
+        while node not in seen:  # follow each stuck node to a node that it waits for
             seen[node] = len(seen)
             node = cause[node]
         cycle = [n for n, step in sorted(seen.items(), key=lambda item: -item[1]) if step >= seen[node]]

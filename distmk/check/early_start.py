@@ -1,9 +1,9 @@
-"""What has happened when a task may start before its waits are met.
+"""The vector clock at which a task may start, if its worker may start it before its waits are met.
 
-A worker starts a task when the body of the previous one in its queue is done and the waits of the one before that are met;
-with `deep_lookahead`, those of the one two before. A task that polls its inputs acts on them, and the worker may go on to its
-next task, before the waits of the polling one are met; so may it after a task that has nothing to do. No task fires a trigger
-before its waits are met.
+A worker may start a task as soon as the body of the previous task in its queue is done and the waits of the task before
+that are met. With `deep_lookahead` the last two tasks need only be done, and the waits of the task before those two
+must be met. A task that polls its inputs may act on them before its waits are met, and the worker may then go on to its
+next task. The worker may also go on after a task that has nothing to do. No task signals before its waits are met.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from distmk.check.happens_before import HappensBefore
 from distmk.program.reader import Ints
 from distmk.sync.vector_clock import VectorClock
 
-Polled = frozenset[tuple[int, int, int]]  # location, begin, end of spans that a task polls
+Polled = frozenset[tuple[int, int, int]]  # spans that a task polls: location, begin, end
 
 
 class EarlyStart:
-    """Vector clocks of the tasks of the second iteration at the moment when their workers may start them."""
+    """For each task of the second iteration, the vector clock of the moment when its worker may start it."""
 
     def __init__(self, before: HappensBefore) -> None:
         self.before, self.tables = before, before.tables
         accesses = before.accesses
         self.polls = {task: polled for task, spans in enumerate(accesses.spans) if (polled := _polled(spans))}
-        # Tasks that a worker may be done with before their waits are met.
+        # Tasks that a worker may finish before their waits are met.
         self._done_early = {*self.polls, *accesses.skippable}
         self._skips_waits = np.isin(np.arange(self.tables.num_tasks), accesses.skips_waits)
         self.queued = (
@@ -38,7 +38,7 @@ class EarlyStart:
             self._index[queue] = np.arange(len(queue))
 
     def clock(self, task: int) -> VectorClock:
-        """When a task that is in a queue may start; a spread one, on the first of the workers to start it."""
+        """When a queued task may start. For a spread task: when the first of the workers may start it."""
         rank, num_workers = self.before.rank_of[task], self.tables.num_workers
         queues = self.tables.queues[rank * num_workers : (rank + 1) * num_workers]
         if not self.tables.tasks.spread[task]:
@@ -48,10 +48,10 @@ class EarlyStart:
         return earliest
 
     def write_clock(self, task: int) -> VectorClock:
-        """When a polling task may write: it has polled its inputs.
+        """When a polling task may write, which is after it has polled its inputs.
 
-        A task that skips its waits has then seen what the producers of its events wrote after their own waits, unless those
-        poll, too.
+        If the task may skip its waits, its polls also prove that the producers of its events had met their own waits.
+        Producers that poll prove nothing, as they may write before their waits are met.
         """
         clock: VectorClock = self.clock(task).copy()
         for event, lag in self.before.signals.waits[task] if self._skips_waits[task] else ():
@@ -62,9 +62,9 @@ class EarlyStart:
     def _behind(self, queue: Ints, index: int, rank: int) -> VectorClock:
         """The clock of a worker that has come to position `index` of its queue.
 
-        It has the tasks before in the queue, what its copies of spread tasks waited for, and the iteration barrier. Of the
-        last task, or last two with deep lookahead, only that they are done, if they are of the same iteration and may be done
-        before their waits are met.
+        The worker knows the earlier tasks of its queue, what its copies of spread tasks waited for, and the iteration
+        barrier. The last task (with deep lookahead the last two) is known only to be done, if it may be done before its
+        waits are met.
         """
         table, num_tasks, spread = self.before.clocks.table, self.tables.num_tasks, self.tables.tasks.spread
         clock: VectorClock = np.zeros_like(table[0])
@@ -93,7 +93,7 @@ def _polled(spans: tuple[Span, ...]) -> Polled:
 
 
 def _backwards(queue: Ints, index: int, num_tasks: int) -> Iterator[int]:
-    """The nodes before position `index` of a queue, the nearest first: of the second iteration, then of the first."""
+    """The nodes before position `index` of a queue, nearest first: the second iteration's, then all of the first iteration."""
     for task in queue[:index][::-1]:
         yield int(task) + num_tasks
     yield from map(int, queue[::-1])

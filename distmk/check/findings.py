@@ -16,11 +16,11 @@ class Findings:
 
     @property
     def full(self) -> bool:
-        """Whether as many faults are known as will be listed: a check may stop."""
+        """Whether MAX_LISTED faults are known, so that a check may stop."""
         return len(self.lines) >= MAX_LISTED
 
     def add(self, kind: str, text: str) -> None:
-        """Record a fault, unless the same line is there already."""
+        """Record a fault; the same line is recorded once."""
         line = f"{kind}: {text}"
         if line in self.lines:
             return
@@ -29,7 +29,7 @@ class Findings:
             self.lines[line] = None
 
     def raise_any(self) -> None:
-        """CheckError with the faults found so far, if there are any."""
+        """Raise CheckError with the faults found so far, if there are any."""
         if not self.count:
             return
         more = self.count - len(self.lines)

@@ -1,11 +1,12 @@
 """Happens-before between the tasks of two consecutive iterations, as vector clocks.
 
-Two iterations are enough. Events lead from an iteration to itself or the next, so the order of two tasks of the same or of
-adjacent iterations follows from these two. Of conflicting tasks two iterations apart, the writing one also ran in the
-iteration between, and is ordered against both.
+Two iterations are enough. Events lead from an iteration to itself or to the next one, so two iterations give the order
+of any two tasks of the same or of adjacent iterations. If two conflicting tasks are two iterations apart, the writing
+task also ran in the iteration between them and is ordered against both.
 
-A push signals its rank's events with its data: the task has then read all it reads, but may not have written to other ranks
-yet. A waiter for such an event knows that the task has read and has written to the waiter's rank, and no more.
+A push signals events of the receiving rank together with its data. At that moment the pushing task has read all that it
+reads, but its writes to other ranks may still be under way. A waiter for such an event therefore knows only two things:
+the task has read, and it has written to the waiter's rank.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from distmk.check.thresholds import Signals
 from distmk.program.reader import Ints, ProgramTables
 from distmk.sync.vector_clock import VectorClock, VectorClocks
 
-READ = -1  # in place of the rank that was written to
+READ = -1  # stands where the written rank would be
 NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
 class Requirement:
-    """What must have happened: `nodes` have read, or have written to a rank (or to any rank).
+    """What must have happened: `nodes` have read, or have written to one rank (or to all ranks).
 
-    It has if a clock is at least `clock` and all of `pushes`, pairs of a node and a rank, have landed, which a clock alone
-    does not tell.
+    A clock meets the requirement if it is at least `clock` and all `pushes` (pairs of a node and a rank) have landed.
+    The clock alone does not say whether a push has landed.
     """
 
     nodes: tuple[int, ...]
@@ -49,13 +50,14 @@ class HappensBefore:
         several = np.array([len(ranks) > 1 for ranks in targets], np.bool_)
         self.clocks = VectorClocks(placements, tables.num_workers, tables.num_ranks, several)
         self.rank_of: list[int] = tables.tasks.rank.tolist()
-        # By task: other ranks that it pushes to, if it writes to several: an event there tells of its push only.
+        # For each task: the other ranks that it pushes to, if it writes to several ranks. An event there proves only its push
+        # to that rank.
         self.pushed = [
             ranks - {rank} if len(ranks) > 1 else NONE for ranks, rank in zip(targets, self.rank_of, strict=True)
         ]
         self.chain: list[int] = self.clocks.chain.tolist()
-        self.position: list[int] = self.clocks.position.tolist()  # of a node that is done
-        self.early: list[int] = self.clocks.early.tolist()  # of a node that has read, and whose pushes signal
+        self.position: list[int] = self.clocks.position.tolist()  # position of a node that is done
+        self.early: list[int] = self.clocks.early.tolist()  # position of a node that has read and signaled by pushes
         self._acquired: dict[tuple[int, int], VectorClock] = {}
         self._requirements: dict[tuple[tuple[int, ...], int], Requirement] = {}
         self._waiters: dict[tuple[int, int], Ints] = {}
@@ -66,7 +68,7 @@ class HappensBefore:
         self._run()
 
     def _run(self) -> None:
-        """Fill in the clocks, in program order."""
+        """Compute the clocks of all nodes, in program order."""
         last: dict[int, int] = {}  # by chain: its last node
         clocks, num_tasks, barriers = self.clocks, self.tables.num_tasks, self.signals.barriers
         for iteration in (0, 1):
@@ -98,7 +100,7 @@ class HappensBefore:
         return clock
 
     def requirement(self, nodes: tuple[int, ...], rank: int) -> Requirement:
-        """That all `nodes` have written to `rank`, or (rank READ) have read."""
+        """The requirement that all `nodes` have written to `rank` or, if `rank` is READ, have read."""
         known = self._requirements.get((nodes, rank))
         if known is None:
             if rank == READ:
@@ -112,7 +114,7 @@ class HappensBefore:
         return known
 
     def requirement_of_event(self, event: int) -> Requirement:
-        """What the count of `event` in iteration 0 stands for: its producers are done, as far as the event tells."""
+        """What `event` proves with its count of iteration 0: pushed data has landed; producers without pushes are done."""
         rank = int(self.tables.event_rank[event])
         nodes = self.signals.producers[event]
         done, pushes = [], []
@@ -126,14 +128,14 @@ class HappensBefore:
         return Requirement(nodes, self.clocks.before_all(done, [task for task, _ in pushes]), pushes)
 
     def after(self, node: int, requirement: Requirement, clock: VectorClock | None = None) -> bool:
-        """Whether `requirement` holds when `node` starts; with `clock`, whether it holds by that clock already."""
+        """Whether `requirement` holds when `node` starts. With `clock`: whether it holds at that clock already."""
         clock = self.clocks.table[node] if clock is None else clock
         if not (clock >= requirement.clock).all():
             return False
         return all(self._landed(node, clock, pusher, rank) for pusher, rank in requirement.pushes)
 
     def after_one(self, node: int, other: int, rank: int, clock: VectorClock | None = None) -> bool:
-        """`after` of the requirement of one node."""
+        """`after` for the requirement that one node has read (`rank` READ) or written to `rank`."""
         chain = self.chain[other]
         behind = int(self.clocks.table[node, chain] if clock is None else clock[chain])
         if behind >= self.position[other]:
@@ -147,7 +149,9 @@ class HappensBefore:
         return self._landed(node, self.clocks.table[node] if clock is None else clock, other, rank)
 
     def _landed(self, node: int, clock: VectorClock, pusher: int, rank: int) -> bool:
-        """Whether the writes of `pusher` to `rank` have landed: it is done by `clock`, or an event there was waited for."""
+        """Whether the writes of `pusher` to `rank` have landed: `pusher` is done, or a wait for its event on `rank` has
+        been met.
+        """
         if self.clocks.happened(pusher, clock):
             return True
         iteration, task = divmod(pusher, self.tables.num_tasks)
@@ -160,13 +164,13 @@ class HappensBefore:
         return False
 
     def _is_barrier_of(self, event: int, node: int, iteration: int) -> bool:
-        """Whether `event` is the iteration barrier that `node` waited at: a shortcut for the most frequent case."""
+        """Whether `node` waited at `event` as its iteration barrier: a shortcut for the most frequent case."""
         rank = self.rank_of[node % self.tables.num_tasks]
         barriers = self.signals.barriers
         return bool(barriers) and barriers[rank] == event and node // self.tables.num_tasks == iteration
 
     def _waiters_of(self, event: int, iteration: int) -> Ints:
-        """Nodes that start only once `event` has its count of `iteration`."""
+        """Nodes that start only after `event` has reached its count of `iteration`."""
         found = self._waiters.get((event, iteration))
         if found is None:
             tables, signals = self.tables, self.signals
@@ -183,6 +187,6 @@ class HappensBefore:
         return found
 
     def describe(self, node: int) -> str:
-        """A task and its iteration."""
+        """A task and its iteration, as text."""
         iteration, task = divmod(node, self.tables.num_tasks)
         return f"{self.tables.describe_task(task)} in {'the next' if iteration else 'an'} iteration"

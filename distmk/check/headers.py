@@ -1,4 +1,4 @@
-"""Every rank's header agrees with this package, with its own sections, with the memory layout and with the other ranks."""
+"""Every rank's header agrees with this package, its own sections, the memory layout and the headers of the other ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_headers(program: Program, findings: Findings) -> None:
 
 
 def _check_sizes(rank: int, part: RankProgram, findings: Findings) -> None:
-    """Numbers of schedulers, ring entries and events; offsets and sizes of the sections."""
+    """Check the numbers of schedulers, ring entries and events, and the offsets and sizes of the sections."""
     header = part.header
     if not 1 <= header.num_schedulers <= header.num_workers:
         text = f"rank {rank} has {header.num_schedulers} schedulers for {header.num_workers} workers"

@@ -1,11 +1,11 @@
-"""Lamport buffers: a task that polls an element before its waits are met reads zero ("not published yet") or the right value.
+"""Lamport buffers: whenever a task polls an element before its waits are met, it reads zero ("not yet") or the right value.
 
-A task may poll its inputs as soon as its worker may start it (`early_start`), a spread one on whichever worker starts first.
-It takes any element that is not zero. So all that it can read then must be zero or right: a launch starts with zeros, every
-element is published once until it is reset, and resets have happened when a task starts to poll. A task that may even end
-without its waits then knows no less than if it had waited.
+A task may poll its inputs as soon as its worker may start it (`early_start`); for a spread task, as soon as the first
+worker may. It takes any element that is not zero. Therefore an element must be zero or right whenever it can be polled.
+That holds if a launch starts with zeros, every element is published once between two resets, and the resets have
+happened when a task starts to poll. A task that may end without its waits must know as much as if it had waited.
 
-As for races, the second iteration is checked: it starts with what the first one left.
+The second iteration is checked, as for races. It starts with the memory that the first one leaves.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def check_lamport(before: HappensBefore, early: EarlyStart, findings: Findings) 
 
 
 class Cells:
-    """A polled location, divided wherever a span begins or ends: the node that `reset` each cell last, and the node that has
-    `published` it since.
+    """A polled location, cut into cells wherever a span begins or ends.
 
-    `zeroed`: a launch starts with zeros there. Where it does not, zeros do not mean "not published yet", and every write
+    For each cell: the node that `reset` it last, and the node that has `published` it since.
+
+    `zeroed`: a launch starts with zeros there. Otherwise a zero does not mean "not published yet", and every write
     counts as a reset.
     """
 
@@ -51,13 +52,13 @@ class Cells:
             self.unions = {}
 
     def record_publish(self, first: int, end: int, node: int) -> int:
-        """Note that `node` publishes these cells; returns a node that had published one of them already, or NOBODY."""
+        """Note that `node` publishes these cells. Returns a node that had already published one of them, or NOBODY."""
         previous = max(self.published[first:end])
         self.published[first:end] = [node] * (end - first)
         return previous
 
     def reset_by(self, first: int, end: int) -> tuple[int, ...]:
-        """The nodes that reset these cells last."""
+        """The nodes that last reset these cells."""
         nodes = self.unions.get((first, end))
         if nodes is None:
             nodes = self.unions[(first, end)] = tuple(sorted({*self.reset[first:end]} - {NOBODY}))
@@ -82,7 +83,7 @@ class LamportAccesses(NamedTuple):
 
 
 class _Lamport:
-    """Replays the accesses of two iterations to polled locations."""
+    """Replays two iterations of accesses to polled locations."""
 
     def __init__(self, before: HappensBefore, early: EarlyStart, findings: Findings) -> None:
         self.before, self.early, self.findings = before, early, findings
@@ -125,7 +126,7 @@ class _Lamport:
                 self.findings.add("arrival", f"{self.before.describe(node)} {text}")
 
     def _check_polls(self, node: int, clock: VectorClock, polls: list[CellRange]) -> None:
-        """The resets of polled cells have happened by `clock`, when `node` starts to poll."""
+        """The resets of polled cells have happened at `clock`, when `node` starts to poll."""
         before, num_ranks = self.before, self.tables.num_ranks
         for each in polls:
             nodes = each.cells.reset_by(each.first, each.end)
@@ -143,7 +144,7 @@ class _Lamport:
             self.findings.add("arrival", f"{before.describe(node)} {text}")
 
     def _check_tasks(self) -> None:
-        """Checks of a task by itself, and of a task and those that it waits for."""
+        """Check each task by itself, and each task that may skip its waits against the tasks that it waits for."""
         for task, accesses in self.by_task.items():
             if task in self.before.accesses.may_idle:
                 text = "may do nothing, and accesses memory that is polled"
@@ -159,7 +160,7 @@ class _Lamport:
             self._check_skipped_waits(task)
 
     def _check_skipped_waits(self, task: int) -> None:
-        """A task that may end before its waits are met has polled all that the tasks it waits for write on its rank."""
+        """A task that may end before its waits are met has polled everything that its producers write on its rank."""
         polls = self.by_task[task].polls if task in self.by_task else []
         polled = {(id(each.cells), cell) for each in polls if each.cells.zeroed for cell in range(each.first, each.end)}
         for event, lag in self.before.signals.waits[task]:
@@ -174,7 +175,7 @@ class _Lamport:
                 self.findings.add("arrival", f"{self.tables.describe_task(task)} {text}{why}")
 
     def _is_polled(self, producer: int, rank: int, polled: set[tuple[int, int]]) -> bool:
-        """Whether `producer` publishes some of the `polled` cells and writes nothing else, apart from pushes to ranks other
+        """Whether `producer` publishes some of the `polled` cells and writes nothing else, except pushes to other ranks
         than `rank`.
         """
         some = False

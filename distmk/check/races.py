@@ -1,11 +1,12 @@
-"""No race: any two conflicting accesses are ordered.
+"""No races: any two conflicting accesses are ordered.
 
-A task that may idle stands for nothing that came before it, so earlier accesses to what it writes stay to be compared with.
-Tasks that write the rows of different owners in the same bytes need no order between them: each is compared with what came
-before the first of them, and what follows with all of them.
+A task that may idle proves nothing about the tasks before it, so later accesses to its bytes are also compared with the
+accesses before it. Tasks that write rows of different owners in the same bytes need no order between them. Each of them
+is compared with what came before the first of them; later accesses are compared with all of them.
 
-As for `happens_before`, two iterations are enough. A task accesses memory after its waits, unless it polls: then it may
-write as soon as its worker starts it (`early_start`), and every access that it overwrites must have happened by then.
+Two iterations are enough, as for `happens_before`. A task accesses memory after its waits, unless it polls. A polling
+task may write as soon as its worker starts it (`early_start`), and every access to the bytes that it overwrites must
+have happened by then.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def check_races(before: HappensBefore, early: EarlyStart, findings: Findings) ->
 
 
 def _nodes(group: Group) -> tuple[int, ...]:
-    """The nodes of a group as a tuple: the same object until they change."""
+    """The nodes of a group as a tuple. It is the same object until the group changes."""
     if group.note is None:
         group.note = tuple(group.nodes)
     nodes: tuple[int, ...] = group.note
@@ -37,8 +38,9 @@ def _nodes(group: Group) -> tuple[int, ...]:
 
 
 def _to_compare(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Without reads of bytes that the task also writes, as a write must be ordered against all that a read must be. Polling
-    reads stay: they happen at another time than the write.
+    """The spans without reads of bytes that the task also writes, because the write is ordered against more accesses.
+
+    Polling reads stay, because they happen at another time than the write.
     """
     written = {span[1:4] for span in spans if span.write}
     return tuple([span for span in spans if span.write or span.polls or span[1:4] not in written])
@@ -46,9 +48,10 @@ def _to_compare(spans: tuple[Span, ...]) -> tuple[Span, ...]:
 
 @dataclass
 class DividedWrite:
-    """Writes of the rows of `owners` in the same bytes in one iteration. before: who read or wrote (rank) them last before that.
+    """Writes of different owners' rows in the same bytes in one iteration.
 
-    versions: of the location's readers and writers behind the last of these writes.
+    before: the nodes that last accessed the bytes before these writes, each with READ or the rank that they wrote to.
+    versions: of the location's readers and writers after the latest of these writes.
     """
 
     iteration: int
@@ -58,19 +61,22 @@ class DividedWrite:
 
 
 class _Races:
-    """Replays the accesses in an order in which they can happen, and compares each with the latest ones to its bytes."""
+    """Replays the accesses in a possible order, and compares each with the latest accesses to the same bytes."""
 
     def __init__(self, before: HappensBefore, early: EarlyStart, findings: Findings) -> None:
         self.before, self.early, self.findings = before, early, findings
         self.spans = [_to_compare(spans) for spans in before.accesses.spans]
         self.readers: dict[int, IntervalMap] = defaultdict(IntervalMap)  # by location
         self.writers: dict[int, IntervalMap] = defaultdict(IntervalMap)
-        self.divided: dict[tuple[int, int, int], DividedWrite] = {}  # by location, begin and end: the last one
+        self.divided: dict[tuple[int, int, int], DividedWrite] = {}  # the last one, by location, begin and end
         self.num_pairs = 0
         self._writers_of: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
 
     def run(self) -> int:
-        """Compares the second iteration with itself and the first; the first with itself would give the same."""
+        """Compare the second iteration with itself and with the first.
+
+        Comparing the first with itself would find the same races.
+        """
         num_tasks = self.before.tables.num_tasks
         for task in self.before.order:
             self._record(task, self.spans[task])
@@ -107,7 +113,7 @@ class _Races:
             divided.versions = readers.version, writers.version
 
     def _divided_write(self, node: int, span: Span) -> DividedWrite | None:
-        """The write of the same bytes that `node` has a part in, if others have begun it and nothing has come in between."""
+        """The divided write that `node` joins, if other owners have begun it and nothing has accessed the bytes since."""
         divided = self.divided.get(span[1:4]) if span.owner is not None else None
         if divided is None or span.owner in divided.owners:
             return None
@@ -122,7 +128,7 @@ class _Races:
         for span in spans:
             rank = span.location % num_ranks
             if span.write:
-                # A task resets what it has polled, so that was written before.
+                # A task that resets polled bytes has received them, so their writers are done with them.
                 clock = None if span.resets and span[1:4] in polls else start
                 if divided := self._divided_write(node, span):
                     for did, nodes in divided.before:
@@ -150,7 +156,7 @@ class _Races:
     ) -> None:
         """Report a race of `node` with `others`, which have read (`did` READ) or written to rank `did`.
 
-        `clock`: when `node` may access these bytes, where that may be before its waits are met.
+        `clock`: the time from which `node` may access these bytes, if that may be before its waits are met.
         """
         before = self.before
         self.num_pairs += len(others)

@@ -1,4 +1,7 @@
-"""Signals that cross ranks, and the waits for them, have system scope: at the scope of a GPU another one need not see them."""
+"""Signals that cross ranks have system scope, and so do the waits for them.
+
+A signal at GPU scope may stay invisible to other GPUs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from distmk.program.reader import ProgramTables, as_array
 
 
 def check_scopes(tables: ProgramTables, findings: Findings) -> None:
-    """Check every wait and trigger of an event that some task of another rank triggers."""
+    """Check every wait and trigger of an event that tasks of other ranks trigger."""
     waits, triggers = tables.waits, tables.triggers
     spans_ranks = np.zeros(tables.num_events, np.bool_)
     remote = tables.event_rank[triggers.event] != tables.tasks.rank[triggers.task]

@@ -1,6 +1,4 @@
-"""Every reference inside a program points at something, every task is of a known kind, and every worker runs the tasks that
-it should exactly once.
-"""
+"""References point at something, tasks are of known kinds, and every worker runs each of its tasks exactly once."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from distmk.program.program import decode_args
 from distmk.program.reader import Descriptors, Ints, ProgramTables, as_array, queue_range
 from distmk.tasks import TASK_TYPES, SchedulerStep, Task
 
-MAX_QUEUE = 16000  # tasks; positions in a vector clock are 16 bits: two iterations of up to two positions a task
-MAX_FIRINGS = 2**31  # of one trigger in one iteration
+MAX_QUEUE = 16000  # tasks. Positions in a vector clock have 16 bits: two iterations of up to two positions a task
+MAX_FIRINGS = 2**31  # limit for one trigger in one iteration
 
 
 def check_structure(tables: ProgramTables, findings: Findings) -> None:
@@ -46,7 +44,7 @@ def _check_copies(tables: ProgramTables, rank: int, descs: Descriptors, findings
 
 
 def _check_queues(tables: ProgramTables, rank: int, descs: Descriptors, findings: Findings) -> None:
-    """Every descriptor is in one queue, or in the list of tasks that schedulers dispatch, as its launch kind says."""
+    """Every descriptor is in one queue or in the launch list of the schedulers, as its launch kind says."""
     part, count = tables.ranks[rank], len(descs)
     queued = np.zeros(count, np.int64)
     for worker, queue in enumerate(part.queues):
@@ -69,7 +67,7 @@ def _check_queues(tables: ProgramTables, rank: int, descs: Descriptors, findings
 
 
 def _check_tasks(tables: ProgramTables, findings: Findings) -> None:
-    """Task types, launch kinds and numbers of instances."""
+    """Check task types, launch kinds and numbers of instances."""
     tasks = tables.tasks
     for task in np.flatnonzero(~np.isin(tasks.type, list(TASK_TYPES))):
         findings.add("task", f"{tables.describe_task(int(task))} is of unknown type {tasks.type[task]}")
@@ -81,7 +79,7 @@ def _check_tasks(tables: ProgramTables, findings: Findings) -> None:
             text = "is run by a scheduler: only one task of rank 0 may be, its scheduler step"
             findings.add("task", f"{tables.describe_task(int(task))} {text}")
     massive = tasks.launch == LaunchKind.MASSIVE
-    # Any other task may be of a type that could have many instances, but it runs as one.
+    # A task that is neither massive nor spread runs as one instance, even if its type could have many.
     single = ~massive & ~tasks.spread
     wrong = (tasks.max_instances < 1) | (massive & (tasks.max_instances * tables.num_schedulers > MAX_FIRINGS))
     for task in np.flatnonzero(wrong | (single & (tasks.max_instances != 1))):
@@ -89,7 +87,7 @@ def _check_tasks(tables: ProgramTables, findings: Findings) -> None:
 
 
 def _check_pipeline(tables: ProgramTables, findings: Findings) -> None:
-    """Where the body of a task uses the memory of the pipeline, no task streams into it."""
+    """If the body of a task uses the pipeline's memory, no task of its rank streams data into the pipeline."""
     users: dict[int, int] = {}  # by rank: a task
     streaming: dict[int, int] = {}
     for rank, part in enumerate(tables.ranks):
@@ -108,7 +106,7 @@ def _check_pipeline(tables: ProgramTables, findings: Findings) -> None:
 
 
 def _check_padding(tables: ProgramTables, whole: list[Descriptors], findings: Findings) -> None:
-    """Bytes of the arguments that the task's type does not use are zero."""
+    """Argument bytes that the task's type does not use are zero."""
     unused = {type_id: _unused_bytes(kind) for type_id, kind in TASK_TYPES.items()}
     for rank, descs in enumerate(whole):
         args = descs["args"].reshape(len(descs), TASK_ARGS_BYTES)
@@ -152,7 +150,7 @@ def _check_spread(tables: ProgramTables, findings: Findings) -> None:
 
 
 def _check_records(tables: ProgramTables, whole: list[Descriptors], what: str, findings: Findings) -> None:
-    """Every task's waits (or triggers) lie in the table of its rank, and no two tasks have the same."""
+    """Every task's waits (or triggers) lie in the table of its rank, and no two tasks share any."""
     for rank, part in enumerate(tables.ranks):
         descs, num_records = whole[rank][tables.descriptor_of[rank]], len(getattr(part, f"{what}s"))
         begin, count = (descs[name].astype(np.int64) for name in (f"{what}_begin", f"num_{what}s"))

@@ -1,4 +1,6 @@
-"""Every wait's threshold is its event's count an iteration, and the scheduler step signals the iteration barrier."""
+"""A wait's threshold is the amount by which its event grows in an iteration; the scheduler step signals the iteration
+barriers.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,18 @@ MAX_NAMED = 6  # tasks named in a fault
 class Signals:
     """Producers and waiters of every event."""
 
-    totals: list[int]  # by event: its count an iteration
+    totals: list[int]  # by event: how much it counts in an iteration
     producers: dict[int, tuple[int, ...]]  # by event: the tasks that signal it
     waits: list[list[tuple[int, int]]]  # by task: events that it waits for, with lags
     waiters: dict[int, list[tuple[int, int]]]  # by event: tasks that wait for it, with lags
     scheduler_step: int | None  # the task that signals the iteration barriers, if there is one
-    barriers: tuple[int, ...]  # by rank: the event of its iteration barrier; empty without
+    barriers: tuple[int, ...]  # by rank: the event of its iteration barrier; empty without a scheduler step
 
 
 def firings(tables: ProgramTables, task: int) -> int:
-    """How often an iteration fires each trigger of a task: once by every worker for a spread task; for a massive launch,
-    once an instance by every scheduler.
+    """How often a task signals each of its triggers in an iteration.
+
+    For a spread task every worker signals once. For a massive launch every scheduler signals once for each instance.
     """
     if tables.tasks.spread[task]:
         return tables.num_workers
@@ -39,7 +42,7 @@ def firings(tables: ProgramTables, task: int) -> int:
 
 
 def check_thresholds(tables: ProgramTables, findings: Findings) -> Signals:
-    """Check thresholds, lags and iteration barriers; returns the producers and waiters of all events."""
+    """Check thresholds, lags and iteration barriers. Returns the producers and waiters of all events."""
     totals = [0] * tables.num_events
     producers: dict[int, dict[int, None]] = defaultdict(dict)
     triggers = tables.triggers
@@ -98,7 +101,7 @@ def _barriers(tables: ProgramTables, step: int | None) -> tuple[int, ...]:
 
 
 def _check_barriers(tables: ProgramTables, signals: Signals, findings: Findings) -> None:
-    """Every rank has an iteration barrier that the scheduler step signals once, or there is no scheduler step."""
+    """With a scheduler step, every rank has an iteration barrier that the step signals once; without, no rank has one."""
     step = signals.scheduler_step
     for rank, part in enumerate(tables.ranks):
         index = part.header.iteration_event

@@ -1,8 +1,9 @@
-"""Programs that take turns: each is proved for itself, and here that none finds anything of another one under way.
+"""Programs of several row buckets: each is proved by itself; here it is proved that none finds another one still running.
 
-A turn ends with a scheduler step, which makes the batch of another program's next iteration. So if every task that accesses
-memory of several programs has happened before the next scheduler step of its own program, then each program finds this memory
-as if the tasks of all others had run between two of its iterations. All other memory is a program's own.
+The programs share memory, and iterations of one may follow iterations of another. The scheduler step ends a program's
+turn: it makes the batch of the next iteration, which may be another program's. So every task that accesses memory of
+several programs must happen before the next scheduler step of its own program. Then each program finds this memory as
+if the tasks of all others had run between two of its iterations. All other memory belongs to one program.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ Contents = dict[Placed, set[Content]]
 
 @dataclass(frozen=True)
 class Turn:
-    """What the other programs must know of a proved one."""
+    """The facts about a proved program that the checks across programs need."""
 
     protocol: list[tuple[int, int, str]]  # areas of the heap in front of the buffers: offset, bytes, name
-    contents: Contents  # by allocation: what tasks take its bytes for
+    contents: Contents  # by allocation: how tasks interpret its bytes
 
 
 def shared_pieces(program: Program, every: Sequence[Program]) -> frozenset[Placed]:
-    """The allocations of `program` that others have, too."""
+    """The allocations of `program` that other programs have, too."""
     others = {piece for other in every if other is not program for piece in other.placement.pieces}
     return frozenset(others & set(program.placement.pieces))
 
 
 def check_turn(before: HappensBefore, shared: frozenset[Placed], findings: Findings) -> None:
-    """All accesses to what other programs have, too, have happened when the program's next scheduler step begins."""
+    """All accesses to memory that other programs share have happened when the program's next scheduler step begins."""
     step, tables, accesses = before.signals.scheduler_step, before.tables, before.accesses
     if step is None:
         findings.add("turns", "a program that takes turns has no scheduler step")
@@ -69,7 +70,7 @@ def check_turn(before: HappensBefore, shared: frozenset[Placed], findings: Findi
 
 
 def summarize(tables: ProgramTables, accesses: Accesses) -> Turn:
-    """What `check_together` needs of a program."""
+    """Collect what `check_together` needs to know about a program."""
     every, num_ranks = accesses.allocations.every, tables.num_ranks
     contents: Contents = {}
     for location, by_content in accesses.contents.typed.items():
@@ -78,7 +79,7 @@ def summarize(tables: ProgramTables, accesses: Accesses) -> Turn:
 
 
 def check_together(programs: Sequence[Program], turns: Sequence[Turn], findings: Findings) -> None:
-    """Numbers, headers, scheduler steps, memory and its contents of all programs agree."""
+    """Check that numbers, headers, scheduler steps, memory and its contents agree between all programs."""
     if len(programs) > MAX_PROGRAMS:
         findings.add("turns", f"{len(programs)} programs take turns; there can be {MAX_PROGRAMS}")
         return
@@ -127,7 +128,7 @@ def _step_of(program: Program) -> Any:
 
 
 def _check_apart(programs: Sequence[Program], turns: Sequence[Turn], findings: Findings) -> None:
-    """Two programs have an allocation in common, or no byte of it; events and rings are each program's own."""
+    """Two programs share an allocation or have no byte of it in common. Each program has its own events and rings."""
     for rank in range(programs[0].num_ranks):
         for space in (Space.HEAP, Space.LOCAL):
             areas: dict[tuple[int, int, str], None] = {}

@@ -20,7 +20,7 @@ MAX_MESSAGE = 300  # characters of a message about arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0, or that of the error (`distmk.errors`; 2 for a user's mistake)."""
+    """Run the command and return its exit status: 0, or that of the error (`distmk.errors`; 2 for a user's mistake)."""
     occupy_closed_descriptors()
     try:
         return status_of(lambda: _run(argv))
@@ -40,12 +40,12 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         return run(arguments)
     finally:
-        if signal.getsignal(signal.SIGTERM) is _stop:  # which would raise while the process ends
+        if signal.getsignal(signal.SIGTERM) is _stop:  # `_stop` would raise while the process ends
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments of a command. UsageError: one is wrong; it names the help of the command."""
+    """The arguments of a command. UsageError: one of them is wrong; the text names the help of the command."""
     arguments, unknown = build_parser().parse_known_args(argv)
     command: _Parser = arguments.parser
     if unknown:
@@ -66,7 +66,7 @@ class _Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[str]:
-        """The options of the command, with those of vLLM that its help does not list."""
+        """The options of the command, including vLLM's options that its help does not list."""
         return [option for action in self._actions for option in action.option_strings]
 
     def _print_message(self, message: str, file: object = None) -> None:
@@ -75,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands; each sets `run` to the function that runs it."""
+    """The parser of all commands. Each command sets `run` to the function that runs it."""
     from distmk.cli import (
         build_command,
         chat_command,

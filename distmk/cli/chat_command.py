@@ -24,7 +24,7 @@ from distmk.serving.engine import EngineArgs
 from distmk.serving.input_processor import InputProcessor, open_input_processor
 from distmk.serving.llm import LLM
 
-_MAX_TOKENS = 1024  # of an answer, unless the model says otherwise
+_MAX_TOKENS = 1024  # length of an answer, unless the model says otherwise
 
 
 def add_to(commands: Any) -> None:
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     at_terminal = sys.stdin is not None and sys.stdin.isatty() and require_stdout().isatty()
     with LLM(**asdict(args), tensor_parallel_size=arguments.ranks) as llm:
-        signal.signal(signal.SIGTERM, _end)  # not a KeyboardInterrupt, which would stop an answer alone
+        signal.signal(signal.SIGTERM, _end)  # a KeyboardInterrupt would only stop an answer
         session = ChatSession(llm, params, arguments.system, stops_answers=at_terminal)
         for line in _typed_lines() if at_terminal else _piped_lines():
             try:
@@ -71,7 +71,10 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _checked_inputs(args: EngineArgs, system: str | None) -> InputProcessor:
-    """What reads prompts. UsageError: the model has no chat template, or one without system messages. Its weights are unread."""
+    """The input processor that reads prompts; weights are not read.
+
+    UsageError: the model has no chat template, or one without system messages.
+    """
     inputs = open_input_processor(args)
     first = [{"role": "system", "content": system}] if system else []
     inputs.chat_renderer.render(ChatPrompt([*first, {"role": "user", "content": "Hi"}]))
@@ -79,7 +82,7 @@ def _checked_inputs(args: EngineArgs, system: str | None) -> InputProcessor:
 
 
 def _typed_lines() -> Iterator[str]:
-    """Lines of a terminal, until Ctrl-D, or the second Ctrl-C in turn, which raises KeyboardInterrupt."""
+    """Lines of a terminal, until Ctrl-D or the second Ctrl-C in a row, which raises KeyboardInterrupt."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (gives input() editing and a history)
     tell("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves")
@@ -105,7 +108,7 @@ def _typed_lines() -> Iterator[str]:
 
 
 def _piped_lines() -> Iterator[str]:
-    """Lines of standard input. UsageError: it is closed, one is too long, or no UTF-8."""
+    """Lines of standard input. UsageError: it is closed, or a line is too long or not UTF-8."""
     if sys.stdin is None:
         raise UsageError("standard input is closed; each of its lines is a message")
     number = 0

@@ -20,7 +20,7 @@ COMMANDS = {
 
 
 class ChatSession:
-    """One conversation with a model; `take` gets the lines of a user. `stops_answers`: Ctrl-C ends the answer alone."""
+    """One conversation with a model; `take` gets the user's lines. `stops_answers`: Ctrl-C ends only the answer."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None, *, stops_answers: bool) -> None:
         self._llm = llm
@@ -33,7 +33,7 @@ class ChatSession:
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
     def take(self, line: str) -> bool:
-        """Do what a line says; False: to leave. UsageError: it cannot be done, and the conversation is as it was."""
+        """Do what a line says. Returns False to leave. UsageError: it cannot be done; the conversation is unchanged."""
         if not line.strip():
             return True
         if not line.startswith("/") or line.startswith("//"):
@@ -55,7 +55,7 @@ class ChatSession:
         return True
 
     def _ask(self, text: str) -> None:
-        """Write the model's answer, and keep both. An answer that is stopped is kept as far as it got."""
+        """Write the model's answer, and keep question and answer. If it is stopped, the part so far is kept."""
         before = list(self.messages)
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []

@@ -42,7 +42,7 @@ def add_to(commands: Any) -> None:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """The numbers of a list with commas. ArgumentTypeError: it is none."""
+    """The numbers of a list with commas. ArgumentTypeError: it is not such a list."""
     try:
         return tuple(int(size) for size in text.split(","))
     except ValueError:

@@ -1,4 +1,4 @@
-"""`distmk doctor`: what each backend needs and this machine has or lacks, with what to do about it."""
+"""`distmk doctor`: what each backend needs, what of it this machine has or lacks, and what to do about it."""
 
 from __future__ import annotations
 

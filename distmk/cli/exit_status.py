@@ -15,43 +15,46 @@ from distmk.errors import BrokenOutputError, DistmkError, Interrupted, OwnUsageE
 from distmk.interrupts import signals_to
 
 _REPORT_S = 0.5
-"""A rank that reports nothing waits so long before it ends: once one has ended, launchers end the others, rank 0 among them."""
+"""A rank that reports nothing waits for this time before it ends: once one has ended, launchers end all, also rank 0.
+"""
 
 _SAME_MISTAKE_S = 2.0
-"""Within this time the ranks of a host meet a mistake that all of them make."""
+"""Within this time all ranks of a host meet a mistake that they share."""
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
-    """Call a script's `main` and exit with what it returns, or with an error's status after one line about it.
+    """Call a script's `main`, and exit with its status or, after one line about it, with the status of its error.
 
-    Among ranks that a launcher started, one reports what all of them share, and each what only it knows.
+    If a launcher started the ranks, one rank reports an error that all share, and each rank reports an error that only
+    it has.
     """
     sys.exit(status_of(main))
 
 
 def status_of(run: Callable[[], int | None]) -> int:
-    """What `run` returns (None: 0), or the exit status of its error, which is reported."""
+    """The status that `run` returns (None: 0), or the exit status of its error, which is reported."""
     try:
         return run() or 0
     except KeyboardInterrupt as interrupt:
         error = _on_its_way(interrupt) or Interrupted("interrupted")
     except DistmkError as caught:
         error = caught
-    with signals_to(signal.SIG_IGN):  # launchers send one to the ranks that are left when one has died
+    with signals_to(signal.SIG_IGN):  # when a rank has died, launchers send signals to the others
         return report(error)
 
 
 def _on_its_way(interrupt: KeyboardInterrupt) -> DistmkError | None:
-    """The error that a launcher's signal to end came upon, once another rank had ended for it."""
+    """The error that was being handled when a launcher's signal arrived, because another rank had already ended with it."""
     before = interrupt.__context__
     return before if isinstance(before, DistmkError) else None
 
 
 def report(error: DistmkError) -> int:
-    """Say what went wrong; returns the exit status.
+    """Say what went wrong, and return the exit status.
 
-    Rank 0 reports an error that all ranks share, and every rank that noticed a lost rank reports that. A mistake that a rank
-    meets without the others, it reports itself; where several ranks of a host meet the same one, the first of them does.
+    Rank 0 reports an error that all ranks share. Every rank that noticed a lost rank reports that. A mistake that only
+    this rank has met is reported by this rank. If several ranks of a host meet the same mistake, only the first of them
+    reports it.
     """
     if isinstance(error, BrokenOutputError):
         return error.exit_code

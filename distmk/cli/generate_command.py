@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         requests = [] if launcher_rank() else _make_requests(args, prompts, params)
     with LLM(**asdict(args), tensor_parallel_size=arguments.ranks, skip_tokenizer_init=True) as llm:
         loaded = time.perf_counter()
-        for request in requests:  # the context may be shorter than what was known before
+        for request in requests:  # the context may be shorter than was known when the requests were made
             check_fits(request.prompt_ids, llm.max_model_len)
         streams = llm.rank == 0 and not arguments.json
         text_is_seen = streams and require_stdout().isatty()
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prompts(arguments: argparse.Namespace) -> list[Prompt]:
-    """UsageError: there is none, one cannot be read, or --chat does not apply."""
+    """The prompts. UsageError: there is none, one cannot be read, or --chat does not apply."""
     if arguments.system is not None and not arguments.chat:
         raise UsageError("--system needs --chat: only a chat template has a place for a system message")
     if arguments.chat and arguments.prompt_ids:
@@ -129,8 +129,9 @@ def _prompts(arguments: argparse.Namespace) -> list[Prompt]:
 
 
 def _make_requests(args: EngineArgs, prompts: Sequence[Prompt], params: SamplingParams) -> list[Request]:
-    """The requests, made by the config and the tokenizer alone: a prompt that cannot be served is refused before weights are
-    read and ranks are started.
+    """The requests, made from the config and the tokenizer alone.
+
+    So a prompt that cannot be served is refused before weights are read and ranks are started.
     """
     return open_input_processor(args).make_requests(prompts, params)
 
@@ -149,7 +150,7 @@ def _check_trace(arguments: argparse.Namespace) -> int:
 
 
 def _write(tokens: Iterator[TokenOutput], requests: list[Request], echo: bool) -> None:
-    """Stream the text of the first unfinished prompt, after the prompt itself if `echo`; later ones follow in order."""
+    """Stream the text of the first unfinished prompt, after the prompt itself if `echo`. Later prompts follow in order."""
     current, num_written = 0, 0
 
     def write_new() -> None:
@@ -194,7 +195,7 @@ def _write_json(llm: LLM, requests: list[Request]) -> None:
 
 
 def _explain_blanks(requests: list[Request], chat: bool) -> None:
-    """Say why a completion has no text though the model finished. `chat`: it was asked through its template."""
+    """If a completion has no text though the model finished, say why. `chat`: the prompts went through the chat template."""
     hint = (
         "" if chat else "an Instruct model answers with --chat, a base model goes on with the beginning of a sentence "
     )
@@ -216,7 +217,7 @@ def _write_statistics(llm: LLM, requests: list[Request], load_s: float, run_s: f
     first_s = min(request.first_s for request in requests)
     decode_s = max(request.last_s for request in requests) - first_s
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in llm.load_s.items())
-    decoded = new_tokens - len(requests)  # the first token of each is the end of reading its prompt
+    decoded = new_tokens - len(requests)  # the first token of each request belongs to reading its prompt
     rate = f", {decoded / decode_s:.1f} tokens/s while decoding" if decoded and decode_s > 0 else ""
     ranks, workers = _counted(llm.tensor_parallel_size, "rank"), _counted(llm.num_workers, "worker")
     tell(

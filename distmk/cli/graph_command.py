@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_passes(output: Node, skip: list[str]) -> Node:
-    """What each pass changes; returns what the last one makes."""
+    """Show what each pass changes, and return the output of the last one."""
     shown = listing(output)
     for name, changed in run_passes(output, skip):
         lines = listing(changed)
@@ -78,7 +78,7 @@ def _show_passes(output: Node, skip: list[str]) -> Node:
 
 
 def _show_tasks(model: CausalLM, output: Node, arguments: argparse.Namespace) -> None:
-    """The tasks of the shown layers. UsageError: no task computes an operator that is left."""
+    """Show the tasks of the shown layers. UsageError: no task computes one of the remaining operators."""
     options = DecodeOptions(
         num_ranks=arguments.ranks, num_workers=arguments.workers, row_buckets=(MAX_ROWS, MAX_BUCKET_ROWS)
     )
@@ -88,7 +88,7 @@ def _show_tasks(model: CausalLM, output: Node, arguments: argparse.Namespace) ->
 
 
 def _tasks(graph: Graph) -> Iterator[str]:
-    """A line an operator: its tasks by type and launch."""
+    """One line for each operator: its tasks by type and launch."""
     counts = Counter((task.op, task.type_name, task.launch.name.lower()) for task in graph.tasks if task.rank == 0)
     for (op, type_name, launch), count in counts.items():
         yield f"{op:<24} {count:>4} {type_name} ({launch})"

@@ -1,6 +1,6 @@
-"""`distmk lab`: measure what kernel launches cost on this GPU, and what each way to avoid them gains.
+"""`distmk lab`: measure what kernel launches cost on this GPU, and what each way to avoid them saves.
 
-The lab itself is examples/launch_lab, which imports distmk. This module alone imports the lab.
+The lab itself is examples/launch_lab, which imports distmk. Only this module imports the lab.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options of the commands that are about a model, and what they ask of the engine."""
+"""Options of the commands that use a model, and the engine's arguments that follow from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL_HELP = "Hugging Face folder or name, .gguf file, or (dummy) a config or pr
 
 
 class _Model(argparse.Action):
-    """Takes the model, which may be given in two ways, once."""
+    """Accepts the model once, either as an argument or as an option."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -29,7 +29,7 @@ class _Model(argparse.Action):
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the model, as an argument with or without a name."""
+    """Add the model, as a positional argument or as an option."""
     parser.add_argument("model", nargs="?", action=_Model, default=argparse.SUPPRESS, metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("-m", "--model", action=_Model, metavar="MODEL", help="the same, as an option")
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a model on the Hugging Face Hub")
@@ -111,7 +111,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 class _AbsentOption(argparse.Action):
-    """Takes an option of vLLM whose value asks for nothing."""
+    """Accepts an option of vLLM if its value asks for nothing."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -122,7 +122,7 @@ class _AbsentOption(argparse.Action):
 
 
 def _value(text: str) -> object:
-    """A value as JSON has it; anything else is text."""
+    """A value as JSON; anything else is text."""
     try:
         return None if text == "None" else json.loads(text)
     except ValueError:
@@ -130,7 +130,7 @@ def _value(text: str) -> object:
 
 
 def add_absent_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that vLLM has and the command, which has all of its own, does not; the help does not list them."""
+    """Add vLLM's options that the command does not have; it must already have all of its own. The help does not list them."""
     for name, absent in ENGINE.items():
         option = name.replace("_", "-")
         names: Sequence[str] = (f"--{option}", f"--no-{option}") if absent.is_flag else (f"--{option}",)

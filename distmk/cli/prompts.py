@@ -17,11 +17,13 @@ NOTHING = "there is nothing to complete; give --prompt TEXT, --prompt @FILE, --p
 
 
 def read_prompts(given: Sequence[str], others: bool) -> list[str]:
-    """The prompts of `--prompt`, those of other sources in their place; if there are none, nor `others`, nor a launcher, what is
-    piped in.
+    """The prompts of `--prompt`.
 
-    `-` stands for standard input, `@FILE` for a file's text, `@@text` for the text `@text`. One line break at the end of a
-    source is no part of it. Only rank 0, whose prompts count, reads. UsageError: a source cannot be read, or there is nothing.
+    If there are none, and neither `others` nor a launcher, the piped input is the prompt.
+
+    `-` stands for standard input, `@FILE` for a file's text, `@@text` for the text `@text`. One line break at the end
+    of a source is not part of the prompt. Only rank 0 reads, because only its prompts count. UsageError: a source
+    cannot be read, or there is nothing.
     """
     if launcher_rank():
         return []
@@ -43,7 +45,7 @@ def _read(text: str) -> str:
 
 
 def _standard_input() -> str:
-    if detect() == "mpi":  # Open MPI 5 does not pass the end on, and rank 0 would wait for ever
+    if detect() == "mpi":  # Open MPI 5 does not pass on the end of input, and rank 0 would wait forever
         raise UsageError("under mpirun standard input may never end; give --prompt @FILE")
     if sys.stdin is None:
         raise UsageError("standard input is closed; give --prompt TEXT")

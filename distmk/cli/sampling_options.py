@@ -1,4 +1,4 @@
-"""Options that say how tokens are chosen and where an answer ends: the fields of SamplingParams."""
+"""Options for how tokens are chosen and where an answer ends: the fields of SamplingParams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int, defaults: str) -> None:
-    """Add them. `max_tokens`: the default. `defaults`: where those of the others come from, for the help."""
+    """Add the options. `max_tokens`: its default. `defaults`: for the help, where the other defaults come from."""
     group = parser.add_argument_group("sampling", f"Defaults: {defaults}.")
     parser.add_argument(
         "--max-new-tokens",

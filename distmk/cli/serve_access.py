@@ -1,4 +1,4 @@
-"""Options of `distmk serve` for who may ask: keys, names of hosts, and web pages of other sites."""
+"""Options of `distmk serve` for who may send requests: keys, names of hosts, and web pages of other sites."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def access_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_key(name: str, key: str) -> None:
-    """UsageError: no header can carry `key`, which messages do not show."""
+    """UsageError: no header can carry `key`. Messages do not show the key."""
     if not key:
         raise UsageError(f"{name} is empty; give a key, or leave it out")
     for position, letter in enumerate(key, 1):

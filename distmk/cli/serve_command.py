@@ -19,7 +19,7 @@ from distmk.serving.llm import LLM
 if TYPE_CHECKING:
     from distmk.server.config import ServerConfig
 
-_QUIET_S = 10.0  # until an idle launch ends, with --idle exit
+_QUIET_S = 10.0  # with --idle exit, time until an idle launch ends
 
 
 def add_to(commands: Any) -> None:
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     args = replace(args, idle_exit_s=None if arguments.idle == "resident" else _QUIET_S)
     with LLM(**asdict(args), tensor_parallel_size=arguments.ranks, followed=True) as llm:
         if config is None or bound is None:
-            # Launchers send signals to every rank. This one ends when rank 0 has drained, or is lost.
+            # Launchers send signals to every rank. This rank ends when rank 0 has drained, or is lost.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
             llm.follow()
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> ServerConfig:
-    """UsageError: an option is out of range, or packages are missing."""
+    """The server's config. UsageError: an option is out of range, or packages are missing."""
     try:
         importlib.import_module("distmk.server.run")
         from distmk.server.config import ServerConfig
@@ -140,7 +140,7 @@ def _name_of(model: str) -> str:
 
 
 def _bind(arguments: argparse.Namespace) -> socket.socket:
-    """UsageError: the address cannot be had."""
+    """The socket of the server. UsageError: the address cannot be used."""
     from distmk.server.run import bind
 
     if not 0 <= arguments.port <= 65535:

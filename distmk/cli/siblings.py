@@ -1,4 +1,4 @@
-"""The other ranks of this host that a launcher started, as far as this process knows of them without a connection."""
+"""The other ranks of this host that a launcher started, as far as this process can know without a connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JOB_ENVS = (
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
-"""Variables that have one value on all ranks of a job."""
+"""Variables that have the same value on all ranks of a job."""
 
 _claims: list[socket.socket] = []
 
@@ -23,9 +23,10 @@ def may_exist(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_first_to_say(text: str, env: Mapping[str, str] = os.environ) -> bool:
-    """Whether no other rank of this host says `text`. True on one of them, as long as that one runs.
+    """Whether no other rank of this host says `text`. True on one of them, as long as that rank runs.
 
-    The claim is a name in the kernel's table of abstract Unix sockets, which one process has at a time and which is gone with it.
+    The claim is a name in the kernel's table of abstract Unix sockets. One process at a time can have it, and it is
+    gone with the process.
     """
     job = [env.get(name, "") for name in _JOB_ENVS]
     digest = hashlib.sha256(repr((os.getuid(), job if any(job) else os.getppid(), text)).encode()).hexdigest()

@@ -15,8 +15,10 @@ _RANK_ENVS = ("DISTMK_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_R
 
 @contextlib.contextmanager
 def refusing_together() -> Iterator[None]:
-    """Raise a UsageError of any rank on all ranks of a launcher: if one rank just left, the launcher would end the others
-    before rank 0 could report the reason. OwnUsageError: the ranks do not come together, so that this one reports it.
+    """Raise a UsageError of any rank on all ranks of a launcher.
+
+    If one rank just left, the launcher would end the others before rank 0 could report the reason. OwnUsageError: the
+    ranks do not come together, so this rank reports it.
     """
     try:
         yield
@@ -27,7 +29,7 @@ def refusing_together() -> Iterator[None]:
 
 
 def _is_shared(refusal: UsageError) -> bool:
-    """Raise `refusal` on all ranks, once they have come together. False: they have not."""
+    """Raise `refusal` on all ranks, once they have come together. Returns False if they have not."""
 
     def refuse() -> None:
         raise refusal
@@ -46,16 +48,16 @@ def _is_shared(refusal: UsageError) -> bool:
 
 
 def require_one_job(num_ranks: int | None) -> None:
-    """UsageError: a launcher started several ranks, each of which is asked for a job of its own; their outputs would mix."""
+    """UsageError: a launcher started several ranks, and each is asked for its own job. Their outputs would mix."""
     if num_ranks == 1:
         launch = read_launch(None, os.environ)
         check_size(num_ranks, launch.world_size, launch.launcher)
 
 
 def launcher_rank() -> int:
-    """This process' rank by its environment, 0 without a launcher. Needs no connection."""
+    """This process' rank according to its environment; 0 without a launcher. Needs no connection."""
     try:
         return read_launch(None, os.environ).rank
-    except UsageError:  # the variables contradict one another, which one rank should report
+    except UsageError:  # the variables contradict each other, which one rank should report
         ranks = [os.environ.get(name, "") for name in _RANK_ENVS]
     return next((int(text) for text in ranks if text.isascii() and text.isdigit() and len(text) < 10), 0)

@@ -11,7 +11,10 @@ from distmk.serving.commands import serve
 
 
 def main() -> int:
-    """Serve until rank 0 closes; returns the exit status. Rank 0 prints errors that all ranks share, and which rank is lost."""
+    """Serve until rank 0 closes, and return the exit status.
+
+    Rank 0 prints errors that all ranks share, and which rank is lost.
+    """
     occupy_closed_descriptors()
     setup_follower()
     try:
@@ -19,10 +22,10 @@ def main() -> int:
             _serve(bootstrap)
     except JobClosedError as error:
         return error.exit_code
-    except RankLostError as error:  # of rank 0, or before this rank had joined it
+    except RankLostError as error:  # rank 0 is lost, or another rank was before this one had joined
         tell(str(error))
         return error.exit_code
-    except OwnUsageError as error:  # which keeps this rank from joining
+    except OwnUsageError as error:  # the mistake keeps this rank from joining
         tell(one_line(error))
         return error.exit_code
     except DistmkError as error:
@@ -33,7 +36,7 @@ def main() -> int:
 
 
 def _serve(bootstrap: Bootstrap) -> None:
-    """Serve until rank 0 closes. JobClosedError: rank 0 ends the job meanwhile, as another rank is lost."""
+    """Serve until rank 0 closes. JobClosedError: rank 0 ends the job earlier, because another rank is lost."""
     try:
         serve(bootstrap)
     except RankLostError as error:

@@ -1,4 +1,4 @@
-"""What each backend needs and this machine has or lacks, with what to do about it. Changes nothing but the cache."""
+"""What each backend needs, what of it this machine has or lacks, and what to do about it. Changes nothing except the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Finding", "examine", "excused", "is_fit"]
 
 
 def examine() -> Iterator[Finding]:
-    """One finding a check, as each is made."""
+    """Yields the finding of each check as soon as it is made."""
     for name, check in (host.CHECKS | network.CHECKS).items():
         yield _safely(name, check)
     found: list[gpus.Gpu] = []
@@ -38,14 +38,14 @@ def is_fit(findings: Sequence[Finding], backend: str) -> bool:
 
 
 def excused(finding: Finding) -> Finding:
-    """What only the cuda backend lacks, as it looks on a machine without a GPU: unneeded, not missing."""
+    """On a machine without a GPU, a finding that only the cuda backend lacks something becomes "unneeded"."""
     if finding.state != "missing" or finding.backend == "host":
         return finding
     return replace(finding, state="unneeded", text=f"not needed here: {finding.text}")
 
 
 def _safely(name: str, check: Callable[[], Finding], backend: Literal["cuda"] | None = None) -> Finding:
-    """The finding of `check`. If it raises, a finding that says so, and that `backend`, if any, cannot run."""
+    """The finding of `check`. If it raises, a finding that says so, and that `backend`, if given, cannot run."""
     try:
         return check()
     except Exception as error:

@@ -16,7 +16,7 @@ from distmk.backends.defaults import why_no_cuda
 from distmk.doctor.finding import Finding
 from distmk.errors import UsageError
 
-MIN_FREE_BYTES = 2e9  # below which a warning is due
+MIN_FREE_BYTES = 2e9  # below this, a warning is due
 NEEDED_CUDA = 13
 
 
@@ -37,7 +37,7 @@ ITSELF, NVLINK, PCIE, NONE = ".", "NV", "P", "-"
 
 
 def read_gpus() -> list[Gpu]:
-    """The GPUs that are visible to this process, by the driver alone: nothing is allocated. UsageError: none."""
+    """The GPUs that are visible to this process, according to the driver; nothing is allocated. UsageError: there are none."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -45,7 +45,7 @@ def read_gpus() -> list[Gpu]:
     try:
         checked(driver.cuInit(0))
         count = checked(driver.cuDeviceGetCount())
-    except RuntimeError as error:  # of the driver, or of cuda-python where there is none
+    except RuntimeError as error:  # raised by the driver, or by cuda-python without a driver
         raise UsageError(f"no NVIDIA GPU or no driver on this machine ({error}); the host twin needs none") from None
     if not count:
         raise UsageError("the driver shows no GPU; look at CUDA_VISIBLE_DEVICES")
@@ -82,7 +82,7 @@ def _link(driver: Any, device: Any, index: int, other: int) -> str:
 
 
 def check_gpus(gpus: Sequence[Gpu], why_none: str = "") -> Finding:
-    """Compute capability and cooperative launch of every GPU; how many ranks may share one."""
+    """Checks compute capability and cooperative launch of every GPU, and says how many ranks may share one."""
     if not gpus:
         return Finding("gpus", "missing", why_none, "cuda")
     lines, faults = [], []

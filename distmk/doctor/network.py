@@ -1,4 +1,4 @@
-"""The network between hosts: what the host twin and NVSHMEM would use from this machine."""
+"""The network between hosts that the host twin and NVSHMEM would use from this machine."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def check_packages() -> Finding:
         try:
             importlib.import_module(module)
             found.append(f"{package} {_version(package)}")
-        except Exception as error:  # some raise more than ImportError where there is no driver
+        except Exception as error:  # without a driver some packages raise more than ImportError
             absent.append(f"{package} ({first_line(str(error), type(error).__name__)})")
     if absent:
         text = f"cannot be loaded: {', '.join(absent)}; {INSTALL_CUDA}"

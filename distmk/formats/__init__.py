@@ -1,7 +1,7 @@
 """Weight formats: what the bytes of a matrix mean, and the order in which a GPU streams them.
 
-Every module of this package is imported with it, so a new file adds its format by being here. How the host decodes it is in the
-header of the same name in csrc/host/formats.
+Importing this package imports all of its modules, so a new file adds its format by being here. The header of the same
+name in csrc/host/formats decodes the format on the host.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Tiles: a matrix in the order in which a GPU worker streams it (csrc/device/core/pipeline.cuh).
+"""Tiles: the order in which a GPU worker streams a matrix (csrc/device/core/pipeline.cuh).
 
-A slab is cut into M blocks of M_TILES_PER_BLOCK tile rows, an M block into K blocks of K_TILES_PER_BLOCK tile columns, which
-the mainloop multiplies with one load of activations; a K block holds its tiles (M_TILE x K_TILE, smaller at the edges) tile
-row by tile row. Inside a tile, the 16-byte chunks of row r are XOR-swizzled by r % 8, so that ldmatrix has no bank conflicts.
-And in every LANE_COLS columns of a row, the pairs of elements are transposed, 4 by 4: the pairs of a lane's A fragments, one
-from each of four chunks, then go with one chunk of its activations.
+A slab is divided into M blocks of M_TILES_PER_BLOCK tile rows, and an M block into K blocks of K_TILES_PER_BLOCK tile
+columns. The mainloop multiplies a K block with one load of activations. A K block contains its tiles (M_TILE x K_TILE,
+smaller at the edges) tile row by tile row. Inside a tile, the 16-byte chunks of row r are XOR-swizzled by r % 8, so
+that ldmatrix has no bank conflicts. In addition, in every LANE_COLS columns of a row the pairs of elements are
+transposed, 4 by 4. The pairs of a lane's A fragments, one from each of four chunks, then belong to one chunk of its
+activations.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ Ints = npt.NDArray[np.int64]
 
 
 def padded_cols(num_cols: int) -> int:
-    """Columns of a row in tiles."""
+    """The number of columns of a row in tiles."""
     return -(-num_cols // TILE_COLS) * TILE_COLS
 
 
 class RowLayout(NamedTuple):
-    """For each row of some slabs: first row and number of rows of its M block; first row (in the block) and number of rows of
-    its tile; its row in the tile.
+    """The place of each row of some slabs.
+
+    block_begin, block_rows: first row and number of rows of its M block.
+    tile_begin, tile_rows: first row (in the block) and number of rows of its tile.
+    row: its row in the tile.
     """
 
     block_begin: Ints
@@ -43,8 +47,11 @@ class RowLayout(NamedTuple):
 
 
 class ChunkLayout(NamedTuple):
-    """For each chunk of a row: first chunk and number of chunks of its K block; first chunk (in the block) and number of
-    chunks of its tile; its chunk in the tile.
+    """The place of each chunk of a row.
+
+    block_begin, block_chunks: first chunk and number of chunks of its K block.
+    tile_begin, tile_chunks: first chunk (in the block) and number of chunks of its tile.
+    chunk: its chunk in the tile.
     """
 
     block_begin: Ints
@@ -57,9 +64,9 @@ class ChunkLayout(NamedTuple):
 def pack_rows(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
     """Pack bf16 rows [n, k], consecutive slabs of `slabs` rows each, in tiles: [n, k rounded up to TILE_COLS].
 
-    `rows` and the result are numpy arrays of uint16, or torch tensors of int16 on one device, all contiguous. `paired` slabs
-    hold gate rows, then as many up rows; every tile gets up to 8 of each, so that the sums of a pair are in one tile. Needs
-    about six times the bytes of `rows` meanwhile.
+    `rows` and the result are numpy arrays of uint16, or torch tensors of int16 on one device, all contiguous. `paired`
+    slabs contain gate rows, then as many up rows. Every tile gets up to 8 of each, so that the sums of a pair are in
+    one tile. Packing needs about six times the bytes of `rows`.
     """
     zeros: Any
     asarray: Any
@@ -67,7 +74,7 @@ def pack_rows(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
     if isinstance(rows, np.ndarray):
         zeros, asarray, words = partial(np.zeros, dtype=rows.dtype), np.asarray, np.int64
     else:
-        import torch  # imported only where rows are tensors already
+        import torch  # only if rows are tensors already, so torch has been imported
 
         zeros, asarray, words = rows.new_zeros, partial(torch.as_tensor, device=rows.device), torch.int64
     num_rows, num_cols = rows.shape
@@ -91,7 +98,10 @@ def pack_rows(rows: Any, slabs: Sequence[int], paired: bool) -> Any:
 
 
 def transposed_pairs(rows: Any) -> Any:
-    """bf16 rows [n, a multiple of LANE_COLS], contiguous: pair i of chunk j of every LANE_COLS columns as pair j of chunk i."""
+    """bf16 rows [n, a multiple of LANE_COLS], contiguous.
+
+    In every LANE_COLS columns, pair i of chunk j becomes pair j of chunk i.
+    """
     if isinstance(rows, np.ndarray):
         pairs: Any = rows.reshape(-1).view(np.uint32).reshape(-1, 4, 4)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1).view(rows.dtype).reshape(rows.shape)
@@ -102,11 +112,11 @@ def transposed_pairs(rows: Any) -> Any:
 
 
 def tile_layout(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[RowLayout, ChunkLayout]:
-    """The layout of slabs whose rows have `num_chunks` chunks: the one definition of it.
+    """The layout of slabs whose rows have `num_chunks` chunks. This is the only definition of the layout.
 
-    With r the layout of a row and c that of a chunk, the chunk is number `r.block_begin * num_chunks
-    + r.block_rows * c.block_begin + r.tile_begin * c.block_chunks + r.tile_rows * c.tile_begin + r.row * c.tile_chunks
-    + (c.chunk ^ r.row % 8)` of the packed chunks.
+    With r the layout of a row and c the layout of a chunk, the chunk has this number among the packed chunks:
+    `r.block_begin * num_chunks + r.block_rows * c.block_begin + r.tile_begin * c.block_chunks + r.tile_rows *
+    c.tile_begin + r.row * c.tile_chunks + (c.chunk ^ r.row % 8)`.
     """
     num_rows = sum(slabs)
     found = RowLayout(*(np.empty(num_rows, np.int64) for _ in RowLayout._fields))
@@ -134,7 +144,7 @@ def tile_layout(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[Ro
 
 
 def _pair_order(num_rows: int) -> Ints:
-    """The row of a paired slab at each packed position: half a tile of gate rows, then the up rows that go with them."""
+    """The row of a paired slab at each packed position: half a tile of gate rows, then the up rows that belong to them."""
     half, per_tile = num_rows // 2, M_TILE // 2
     order = []
     for begin in range(0, half, per_tile):

@@ -11,20 +11,23 @@ from distmk.model.bf16 import F32
 
 
 class WeightFormat(ABC):
-    """How a matrix [rows, cols] lies in memory. No other module knows how many bytes an element takes, or their order in a tile.
+    """How a matrix [rows, cols] is stored.
 
-    A matrix is stored in slabs, one a task: ranges of rows that follow one another. Without tiles a row follows the row before
-    it. With tiles (`formats.tiles`) a slab is the stream of bytes that a GPU's loader copies, a stage at a time; a format may
-    put scales behind the tiles of each stage, so that one copy brings both.
+    No other module knows how many bytes an element takes, or the order of bytes in a tile.
 
-    id: its number in arguments of tasks and in saved programs. name: what users call it, and the name of its module. C++ has the
-        constants of a class `Name` as `NameFormat` (csrc/abi.h); how the host decodes its rows is `NameRows` in the header of
-        the module's name in csrc/host/formats.
+    A matrix is stored in slabs, one for each task: ranges of consecutive rows. Without tiles, rows follow one another.
+    With tiles (`formats.tiles`) a slab is the stream of bytes that a GPU's loader copies, one stage at a time. A format
+    may put scales behind the tiles of each stage, so that one copy brings both.
+
+    id: its number in arguments of tasks and in saved programs.
+    name: the name that users give, and the name of its module. C++ has the constants of a class `Name` as `NameFormat`
+      (csrc/abi.h), and the class that decodes its rows on the host as `NameRows`, in the header of the module's name in
+      csrc/host/formats.
     element_bits: bits of an element, without scales.
     copy_align_bytes: a slab, and every part of it that a loader copies at once, begins at a multiple of this.
-    folds_factors: a factor of each column, such as the weight of the norm in front, can be multiplied into the matrix. Where it
-        cannot, whoever writes the activations multiplies them.
-    runs_on_gpu: the kernel multiplies its tiles. Other formats are for the host alone and have no tiles.
+    folds_factors: a factor of each column, such as the weight of the preceding norm, can be multiplied into the matrix.
+      If it cannot, the task that writes the activations multiplies them by it.
+    runs_on_gpu: the kernel can multiply its tiles. Other formats are for the host alone and have no tiles.
     """
 
     id: ClassVar[int]
@@ -36,28 +39,28 @@ class WeightFormat(ABC):
 
     @classmethod
     def pitch(cls, num_cols: int, tiled: bool) -> int:
-        """Elements that a row takes: tiles are padded to whole groups of columns."""
+        """The number of elements that a row takes. Tiles are padded to whole groups of columns."""
         return padded_cols(num_cols) if tiled else num_cols
 
     @classmethod
     @abstractmethod
     def slab_bytes(cls, num_rows: int, num_cols: int, tiled: bool) -> int:
-        """Bytes of a slab, with its scales. Without tiles every row takes as many as every other."""
+        """Bytes of a slab, with its scales. Without tiles every row takes the same number of bytes."""
 
     @classmethod
     @abstractmethod
     def encode(cls, rows: Any) -> Any:
-        """What is stored of bf16 rows [n, cols] of a checkpoint, without tiles: an array of `slab_bytes` bytes.
+        """The stored form of bf16 rows [n, cols] of a checkpoint, without tiles: an array of `slab_bytes` bytes.
 
         `rows` is a numpy array of uint16 or, if the format runs on GPUs, a torch tensor of int16.
         """
 
     @classmethod
     def pack(cls, rows: Any, slabs: Sequence[int], paired: bool) -> Any:
-        """Tiles of bf16 rows [n, cols], which are consecutive slabs of `slabs` rows each; see `tiles.pack_rows`."""
+        """Tiles of bf16 rows [n, cols]. The rows are consecutive slabs of `slabs` rows each; see `tiles.pack_rows`."""
         raise NotImplementedError(f"{cls.name} has no tiles")
 
     @classmethod
     @abstractmethod
     def values(cls, stored: Any) -> F32:
-        """What the rows that `encode` returned stand for, float32 [rows, cols]: the oracle of the decodes in C++, exactly."""
+        """The values of rows that `encode` returned, float32 [rows, cols], exactly: the oracle of the decoders in C++."""

@@ -1,7 +1,10 @@
-"""A task graph: buffers, weights and tasks of all ranks, the tasks in the order in which a single thread would run them.
+"""A task graph: buffers, weights and tasks of all ranks.
 
-Program order defines the meaning of the graph: of two tasks that access the same bytes, at least one of them writing, the first
-runs before the second. No dependency is declared by hand; `sync.events` derives waits and triggers from the regions.
+The tasks are in the order in which a single thread would run them.
+
+Program order defines the meaning of the graph: if two tasks access the same bytes and at least one of them writes, the
+first one runs before the second. No dependency is declared by hand; `sync.events` derives waits and triggers from the
+regions.
 """
 
 from __future__ import annotations
@@ -23,13 +26,16 @@ from distmk.parameter_checks import whole
 
 T = TypeVar("T", bound=Task)
 
-_MOST = (1 << 31) - 1  # of ranks, workers, rows, and columns of several rows, whose stride tasks have in 32 bits
-_MOST_ELEMENTS = 1 << 44  # of a single row, such as a KV cache: more than any memory has
+_MOST = (1 << 31) - 1  # limit for ranks, workers and rows, and for columns of several rows, whose stride has 32 bits
+_MOST_ELEMENTS = 1 << 44  # limit for elements of a single row, such as a KV cache: more than any memory has
 
 
 @dataclass
 class Memory:
-    """The buffers and weights of all programs of a launch, by name: graphs with one `Memory` share what they name alike."""
+    """The buffers and weights of all programs of a launch, by name.
+
+    Graphs with one `Memory` share buffers and weights of the same name.
+    """
 
     buffers: dict[str, Buffer] = field(default_factory=dict)
     weights: dict[tuple[str, int], Weight] = field(default_factory=dict)
@@ -39,12 +45,14 @@ class Memory:
 class Graph:
     """Builder of a task graph over `num_ranks` ranks of `num_workers` workers each.
 
-    num_schedulers: schedulers of a rank, which dispatch just-in-time tasks; at most one per worker, which is the default.
-    batch: the buffer of the batch metadata; an iteration starts on a rank when it has been written there.
-    host_sizes: numbers of consecutive ranks that share memory; (): all do.
-    memory: that of the other programs of the launch; a buffer or weight of the same name is the same memory.
+    num_schedulers: schedulers of a rank, which dispatch just-in-time tasks; at most one per worker, which is the
+      default.
+    batch: the buffer of the batch metadata; an iteration starts on a rank when its batch has been written there.
+    host_sizes: for each host, the number of consecutive ranks on it, which share memory; (): all ranks share memory.
+    memory: shared with the other programs of the launch; a buffer or weight of the same name is the same memory.
 
-    Raises UsageError for numbers out of range. So do its methods, for what cannot be part of a graph.
+    The constructor raises UsageError for numbers out of range; methods raise it for anything that cannot be part of a
+    graph.
     """
 
     num_ranks: int
@@ -56,7 +64,7 @@ class Graph:
     batch: Buffer | None = None
     host_sizes: tuple[int, ...] = ()
     memory: Memory = field(default_factory=Memory)
-    _num_round_robin: dict[int, int] = field(default_factory=dict)  # by rank: tasks that were given a worker here
+    _num_round_robin: dict[int, int] = field(default_factory=dict)  # by rank: tasks that have a worker so far
 
     def __post_init__(self) -> None:
         self.num_ranks = whole("num_ranks", self.num_ranks, 1, MAX_RANKS, f"1 to {MAX_RANKS}")
@@ -67,7 +75,7 @@ class Graph:
         self.num_schedulers = whole(
             "num_schedulers", self.num_schedulers, 1, most, f"1 to {most}, one a worker at most"
         )
-        host_ranks(self.host_sizes, self.num_ranks)  # raises if they do not fit together
+        host_ranks(self.host_sizes, self.num_ranks)  # raises if the sizes do not fit the number of ranks
 
     @property
     def hosts(self) -> tuple[range, ...]:
@@ -84,9 +92,10 @@ class Graph:
         space: Space = Space.HEAP,
         lamport: bool = False,
     ) -> Buffer:
-        """Add a buffer [rows, cols] of f32, bf16, i32 or u8, on every rank; `lamport`: see `Buffer`.
+        """Add a buffer [rows, cols] of f32, bf16, i32 or u8 on every rank; `lamport`: see `Buffer`.
 
-        UsageError: this graph has one of that name, or another program has a different one.
+        UsageError: this graph already has a buffer of that name, or another program has a different buffer of that
+        name.
         """
         if not isinstance(name, str) or not name:
             raise UsageError(f"the name of a buffer is {shown(name)}; expected text")
@@ -125,9 +134,11 @@ class Graph:
         scale: float = 1.0,
         format: type[WeightFormat] = Bf16,
     ) -> Weight:
-        """Add read-only memory of one rank, packed from checkpoint tensors; see `Weight`. `rows` 0: as many as in `segments`.
+        """Add read-only memory of one rank, packed from checkpoint tensors; see `Weight`.
 
-        UsageError: a different weight of the rank has that name.
+        `rows` 0: as many as in `segments`.
+
+        UsageError: the rank has a different weight of that name.
         """
         rows = rows or sum(s.rows for s in segments)
         made = Weight(
@@ -154,9 +165,10 @@ class Graph:
     def constant(self, name: str, rank: int, array: npt.NDArray[Any], tiling: Tiling | None = None) -> Slab:
         """Add read-only memory of one rank, given as an array: a float32 vector, or a bf16 matrix [rows, cols] as uint16.
 
-        UsageError: it is neither, or the graph has no such rank.
+        tiling: how to pack a matrix when it is uploaded; see `Weight`. On GPUs, `Linear` needs tiles; `Target.matrix`
+        adds them.
 
-        tiling: pack a matrix so when it is uploaded; see `Weight`. On a GPU, `Linear` needs that: `Target.matrix` sees to it.
+        UsageError: the array is neither of the two, or the graph has no such rank.
         """
         try:
             data = np.ascontiguousarray(array)
@@ -198,8 +210,11 @@ class Graph:
         return task
 
     def _check_spread(self, task: Task) -> None:
-        """Every worker signals a spread task's triggers once, whatever its share, so no push may signal them: it writes to peers
-        only if its body does without pushes. The loader streams weights for each task in a list once, so a spread task has none.
+        """Refuse a spread task that needs a push, streams weights, or has more instances than its workers can run.
+
+        Every worker signals a spread task's triggers once, whatever its share, so no push may signal them. The task may
+        write to peers only if its body does so without pushes. The loader streams weights once for each task in a list,
+        so a spread task must have none.
         """
         if task.worker is not None:
             raise UsageError(f"task {task.op} is spread over all workers; give it no worker")
@@ -245,7 +260,7 @@ def _are_alike(known: Buffer | Weight, made: Buffer | Weight) -> bool:
 
 
 def _regions(task: Task, method: str) -> Iterator[Region]:
-    """What `reads` or `writes` of a task returns. UsageError: no regions."""
+    """The regions that `reads` or `writes` of a task returns. UsageError: it returns something else."""
     found = getattr(task, method)()
     if not isinstance(found, Iterable):
         raise UsageError(

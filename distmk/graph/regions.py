@@ -27,8 +27,9 @@ ITEM_BYTES = {"f32": 4, "bf16": 2, "i32": 4, "u8": 1}
 class Buffer:
     """Memory of the same shape on every rank: on the symmetric heap, which peers may write, or in each rank's own arena.
 
-    lamport: a Lamport buffer, zero when a launch begins. A writer publishes elements that are not zero (a zero as the negative
-    zero), readers poll until an element is not zero, and somebody resets it to zero before it is published again. On the heap.
+    lamport: a Lamport buffer, which is on the heap and zero when a launch begins. A writer publishes elements that are
+    not zero (a zero as negative zero). Readers poll until an element is not zero. Some task resets it to zero before it
+    is published again.
     """
 
     name: str
@@ -103,7 +104,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The packing of a matrix that a GPU streams: each slab, a range of rows, for itself, in tiles.
+    """The packing of a matrix that a GPU streams: each slab, which is a range of rows, is packed in tiles by itself.
 
     paired: row i of the first half of a slab is packed with row i of the second half (gate and up).
     """
@@ -114,11 +115,16 @@ class Tiling:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """Read-only memory of one rank: columns [col_begin, col_begin + cols) of the checkpoint rows `segments`, in order, or `data`.
+    """Read-only memory of one rank: columns [col_begin, col_begin + cols) of the checkpoint rows `segments`, in order,
+    or `data`.
 
-    format: of a matrix. tiling: its packing in tiles; None: rows one after another. col_scale: a checkpoint vector that every
-    row is multiplied by, column by column. offset: added to the elements of col_scale, or of a vector itself. scale: a factor of
-    all elements. A matrix is rounded to its format once, behind its float32 products.
+    format: of a matrix.
+    tiling: how a matrix is packed in tiles; None: rows one after another.
+    col_scale: a checkpoint vector that every row is multiplied by, column by column.
+    offset: added to the elements of col_scale or, if the weight is a vector, to its own elements.
+    scale: a factor of all elements.
+
+    A matrix is rounded to its format once, after its elements have been multiplied in float32.
     """
 
     name: str
@@ -137,18 +143,18 @@ class Weight:
 
     @property
     def pitch(self) -> int:
-        """Elements that a row of a matrix takes."""
+        """The number of elements that a row of a matrix takes."""
         return self.format.pitch(self.cols, self.tiling is not None)
 
     def bytes_of(self, num_rows: int) -> int:
-        """Bytes of `num_rows` rows that are a slab, or that have no tiles."""
+        """Bytes of `num_rows` rows. They are a slab, or the weight has no tiles."""
         if self.tiling or self.kind is WeightKind.MATRIX:
             return self.format.slab_bytes(num_rows, self.cols, self.tiling is not None)
         item_bytes = ITEM_BYTES["f32"] if self.data is None else int(self.data.dtype.itemsize)
         return num_rows * self.cols * item_bytes
 
     def offset_of(self, row: int) -> int:
-        """The byte at which `row` begins; in tiles, a slab must begin with it."""
+        """The byte at which `row` begins. In tiles, `row` must be the first row of a slab."""
         return self._slab_offsets[row] if self.tiling else self.bytes_of(row)
 
     @property
@@ -157,13 +163,13 @@ class Weight:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Rows and bytes of a row of the memory that it takes; one row where slabs have more than their rows' bytes."""
+        """The weight's memory as rows and bytes per row. If slabs have more bytes than their rows, it counts as one row."""
         row_bytes = self.bytes_of(1)
         return (self.rows, row_bytes) if self.num_bytes == self.rows * row_bytes else (1, self.num_bytes)
 
     @cached_property
     def _slab_offsets(self) -> dict[int, int]:
-        """Byte offsets by the first row of a slab, and the end."""
+        """The byte offset of each slab by its first row, and of the end by the number of rows."""
         assert self.tiling
         sizes = (self.bytes_of(end - begin) for begin, end in self.tiling.slabs)
         begins = (*(begin for begin, _ in self.tiling.slabs), self.rows)

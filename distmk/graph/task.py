@@ -1,9 +1,9 @@
 """The base class of task types, and the table of types.
 
-A task type is one frozen dataclass: its operands as regions and slabs, the regions it reads and writes, its encoding, and the
-bytes that an encoded task accesses. `check` relies on those bytes alone (`accesses`), not on the regions. The bodies of the
-same name are in csrc, or beside the dataclass in a package of its own (`distmk.register`). Adding the class to the table is all
-that Python needs.
+A task type is one frozen dataclass. It has the operands as regions and slabs, the regions that a task reads and writes,
+its encoding, and the bytes that an encoded task accesses. `check` relies on those bytes alone (`accesses`), not on the
+regions. The bodies of the same name are in csrc or, for types of users' packages (`distmk.register`), beside the
+dataclass. Python needs nothing more than the class in the table.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ class Layout(Protocol):
     """The addresses of buffers and weights."""
 
     def operand(self, ref: Region | Slab | Weight | None) -> int:
-        """The operand of the first byte of a region, slab or weight (0 for None)."""
+        """The operand that stands for the first byte of a region, slab or weight; 0 for None."""
         ...
 
 
 class Access(NamedTuple):
-    """Bytes that an encoded task accesses: `num_rows` runs of `row_bytes` bytes, `stride` bytes apart, each aligned to
-    `align_bytes`, from byte `offset` of memory `space` of `rank`.
+    """Bytes that an encoded task accesses: `num_rows` runs of `row_bytes` bytes, `stride` bytes apart, from byte
+    `offset` of memory `space` of `rank`. Each run is aligned to `align_bytes`.
 
-    early: a read that may come before the task's waits are met (polling). clears: a write of zeros (reset).
+    early: a read that may come before the task's waits are met (polling).
 
-    content: what the task takes the bytes for, where more than numbers depends on it: indices, or a layout that both sides work
-    out for themselves. All tasks must take them for the same. CONSTANT: memory that no task writes, which may be fetched ahead
-    of the task's waits, in whole rows.
+    clears: a write of zeros (reset).
 
-    owner: a write of rows that this rank owns, and of these bytes no others: the batch says which, and in an iteration no two
-    ranks own the same row. None: all of them.
+    content: how the task interprets the bytes, if they are more than plain numbers: indices, or a layout that both
+    sides compute for themselves. All tasks must interpret them in the same way. CONSTANT: memory that no task writes,
+    which may be prefetched in whole rows before the task's waits are met.
+
+    owner: this rank, if the task writes only the rows that its rank owns. The batch says which rows these are; in an
+    iteration no two ranks own the same row. None: the task writes all of these bytes.
     """
 
     write: bool
@@ -72,7 +74,7 @@ def access(
     align_bytes: int = 4,
     content: Content = None,
 ) -> Access:
-    """The access at an operand, which holds space and offset; `stride` None: rows without gaps."""
+    """The access at an operand, which contains space and offset; `stride` None: rows without gaps."""
     space, offset = split_operand(operand)
     pitch = row_bytes if stride is None else stride
     return Access(write, rank, int(space), offset, row_bytes, num_rows, pitch, align_bytes, content=content)
@@ -84,7 +86,7 @@ def constant_access(rank: int, operand: int, row_bytes: int, num_rows: int) -> A
 
 
 def weight_access(rank: int, operand: int, pitch: int, num_rows: int, format_id: int = Bf16.id) -> Access:
-    """The read of rows of a matrix, of `pitch` elements each. ValueError: no format has the number `format_id`."""
+    """The read of rows of a matrix, each of `pitch` elements. ValueError: no format has the number `format_id`."""
     require(format_id in FORMATS, "the weight has no known format")
     return constant_access(rank, operand, FORMATS[format_id].slab_bytes(1, pitch, tiled=False), num_rows)
 
@@ -111,7 +113,7 @@ def f32_access(write: bool, rank: int, operand: int, num_cols: int, num_rows: in
 def vector_accesses(
     rank: int, out: int, reset: int, num_cols: int, num_rows: int, stride: int, columns: Columns = bf16_access
 ) -> list[Access]:
-    """The write of columns of every row, and the reset of the same columns in another buffer, unless `reset` is 0."""
+    """The write of columns of every row and, unless `reset` is 0, the reset of the same columns in another buffer."""
     found = [columns(True, rank, out, num_cols, num_rows, stride)]
     if reset:
         found.append(columns(True, rank, reset, num_cols, num_rows, stride)._replace(clears=True))
@@ -123,9 +125,10 @@ Values = Mapping[Region | Slab, Any]  # torch tensors [rows, cols]
 
 @dataclass(frozen=True)
 class EarlyCompletion:
-    """When a task is complete as soon as its body is done, before its waits are met: argument `field` is not 0, and the
-    iteration has more than `rows` rows. What the body polled then says as much as the waits, because a producer of so many
-    rows waits before it writes.
+    """Condition under which a task is complete as soon as its body is done, before its waits are met.
+
+    Argument `field` must not be 0, and the iteration must have more than `rows` rows. A producer of that many rows
+    waits before it writes, so polled data proves as much as the waits would.
     """
 
     field: str
@@ -134,7 +137,7 @@ class EarlyCompletion:
 
 @dataclass(frozen=True)
 class Bodies:
-    """The C++ files of a type that `distmk.register` has added; None: it has no body there."""
+    """The C++ files of a type that `distmk.register` has added; None: no body for this platform."""
 
     host: Path | None
     device: Path | None
@@ -142,10 +145,12 @@ class Bodies:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Work on `rank`, for one worker unless `launch` is another kind.
+    """Work on `rank`, for one worker unless `launch` is of another kind.
 
-    op: the name of the operator that it belongs to. worker: None lets the graph choose. deep_lookahead: it may begin before the
-    waits of the last two tasks of its worker are met, not only of the last one.
+    op: the name of the operator that the task belongs to.
+    worker: None lets the graph choose.
+    deep_lookahead: the task may begin before the waits of its worker's last two tasks are met, not only of the last
+      one.
     """
 
     rank: int
@@ -160,33 +165,39 @@ class Task:
     Args: ClassVar[type[ctypes.Structure]]
     bodies: ClassVar[Bodies | None] = None  # None: they are in csrc
 
-    # Traits: what the runtime must know of a type. abi_header.py generates them as TaskTraits<TaskType> in csrc/abi.h; a trait
-    # that names a hook asks for an overload of that function beside the body.
+    # Traits: properties of a type that the runtime must know. abi_header.py generates them as TaskTraits<TaskType> in
+    # csrc/abi.h. If a trait names a hook, the body needs an overload of that function beside it.
 
-    # The loader streams its weights, once for each time that it is in a worker's list. Hooks: weight_slab, throttles_signal.
+    # The loader streams its weights, once for each time that the task is in a worker's list. Hooks: weight_slab,
+    # throttles_signal.
     streams_weights: ClassVar[bool] = False
     # The body may be entered before the task's waits are met, and asks the context for its inputs itself.
     polls_inputs: ClassVar[bool] = False
-    # The same of a body that does not poll: it first does what depends on the iteration's batch, on constants and on earlier
-    # iterations alone (Context::begin_preparing), and stores nothing to global memory before it has its inputs.
+    # The body may be entered as early, but does not poll. It first does the work that depends only on the iteration's
+    # batch, on constants and on earlier iterations (Context::begin_preparing). It stores nothing to global memory
+    # before it has its inputs.
     prepares: ClassVar[bool] = False
     completes_early: ClassVar[EarlyCompletion | None] = None
-    # It resets Lamport rows in its argument `reset`, as many as the batch at `batch` has. Hook: reset_stale_rows.
+    # It resets Lamport rows in its argument `reset`, as many as the batch at `batch` says. Hook: reset_stale_rows.
     resets_rows: ClassVar[bool] = False
     # A massive launch has as many instances as the batch needs, up to max_instances(). Hook: num_work_items.
     counts_work_items: ClassVar[bool] = False
-    runs_shares: ClassVar[bool] = False  # its body runs all instances of a worker's share, where it is spread
-    # Variants of the body that a GPU inlines into the consumers' loop. Hooks, if several: find_hot_variant, run_hot_variant.
+    runs_shares: ClassVar[bool] = False  # if spread, its body runs all instances of a worker's share
+    # Variants of the body that GPUs inline into the consumers' loop. Hooks, if there are several: find_hot_variant,
+    # run_hot_variant.
     hot_variants: ClassVar[int] = 0
-    # In an iteration without work for it, a GPU signals its triggers and its worker goes on before its waits are met: to wait
-    # for its events tells nothing of what it waits for. Argument: `batch`. Hook on GPUs: is_idle.
+    # In an iteration without work for it, a GPU signals its triggers before its waits are met, and its worker goes on.
+    # So a wait for its events proves nothing about the tasks that it waits for. Argument: `batch`. Hook on GPUs:
+    # is_idle.
     may_idle: ClassVar[bool] = False
-    # Its body stores to other ranks' memory itself and never pushes: its signals come when it is done on all ranks, so it may be
-    # spread. Not among the generated traits.
+    # Its body stores to other ranks' memory itself and never pushes. It signals when it is done on all ranks, so it may
+    # be spread. Not among the generated traits.
     writes_peers: ClassVar[bool] = False
-    # On GPUs its body uses the memory of the pipeline, into which no task of its program may stream anything. Not generated.
+    # On GPUs its body uses the pipeline's memory, so no task of its program may stream anything into the pipeline. Not
+    # generated.
     uses_pipeline: ClassVar[bool] = False
-    # It has a body for GPUs and the emulator. Of types in csrc alone; those of users' packages have `bodies`. Not generated.
+    # It has a body for GPUs and the emulator. For types in csrc only; types of users' packages have `bodies`. Not
+    # generated.
     on_device: ClassVar[bool] = True
     # A scheduler runs it, never a worker.
     runs_on_scheduler: ClassVar[bool] = False
@@ -200,7 +211,7 @@ class Task:
         return ()
 
     def owned_writes(self) -> Iterable[Region]:
-        """Those of `writes` of which the task writes the rows that its rank owns, and tasks of other ranks the others."""
+        """Regions of `writes` that several ranks write, each rank its own rows."""
         return ()
 
     def dtypes(self) -> Mapping[str, str | None]:
@@ -208,19 +219,19 @@ class Task:
         return {}
 
     def weight_bytes(self) -> int:
-        """Bytes of weights streamed in an iteration: divided by the memory bandwidth, a lower bound of a decode step's time."""
+        """Bytes of weights streamed in an iteration; over the memory bandwidth, a lower bound of a decode step's time."""
         return 0
 
     def max_instances(self) -> int:
-        """The most instances this task can have, launched massively or spread."""
+        """The most instances this task can have in a massive or spread launch."""
         return 1
 
     def derived(self, layout: Layout) -> dict[str, Any]:
-        """The fields of `Args` that are not those of the same name of the task, or of its `shape`."""
+        """The fields of `Args` that are not copied from the field of the same name of the task or of its `shape`."""
         return {}
 
     def encode(self, layout: Layout) -> ctypes.Structure:
-        """The arguments of the body: regions and slabs become operands, and what is None becomes 0."""
+        """The arguments of the body: regions and slabs become operands, None becomes 0."""
         args, derived, shape = self.Args(), self.derived(layout), getattr(self, "shape", None)
         for name, *_ in self.Args._fields_:
             if name in derived:
@@ -233,8 +244,10 @@ class Task:
         return args
 
     def oracle(self, values: Values) -> Mapping[Region, Any]:
-        """What the regions that the task writes hold afterwards, for `distmk.testing`: torch tensors [rows, cols], of which a
-        tensor of fewer rows stands for the first ones. `values`: what the regions that it reads, and its slabs, hold before.
+        """What the regions that the task writes contain afterwards, for `distmk.testing`: torch tensors [rows, cols].
+
+        A tensor with fewer rows than the region stands for its first rows. `values`: what the slabs, and the regions
+        that the task reads, contain before.
         """
         raise NotImplementedError
 
@@ -245,12 +258,12 @@ class Task:
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
-        """What `max_instances` was for the task with arguments `args`."""
+        """The value of `max_instances` for the task with arguments `args`."""
         return 1
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
-        """Raise ValueError if the scheduler step with arguments `step` makes batches that the task cannot do."""
+        """Raise ValueError if the scheduler step with arguments `step` makes batches that are too large for the task."""
 
     @classmethod
     def skips_waits(cls, args: Any) -> bool:
@@ -273,7 +286,7 @@ T = TypeVar("T", bound=type[Task])
 
 
 def task_type(type_id: int, name: str) -> Any:
-    """Class decorator: add a task type under `type_id`; its bodies in csrc are `body_<name>`. TypeError: see `add_type`."""
+    """Class decorator: add a task type under `type_id`, with bodies `body_<name>` in csrc. TypeError: see `add_type`."""
 
     def decorate(cls: T) -> T:
         add_type(cls, type_id, name)
@@ -302,14 +315,14 @@ def add_type(cls: type[Task], type_id: int, name: str) -> None:
 
 
 def _fields_of_traits(cls: type[Task]) -> set[str]:
-    """Argument fields that csrc reads because of the type's traits."""
+    """Argument fields that csrc reads because the type has certain traits."""
     early = {cls.completes_early.field, "batch"} if cls.completes_early else set()
     idle = {"batch"} if cls.may_idle else set()
     return early | idle | ({"reset", "batch"} if cls.resets_rows else set())
 
 
 def rows_of(batch_operand: int) -> int:
-    """Rows that a task accesses: MAX_ROWS if it has a batch, else the only row of its buffers."""
+    """The rows that a task accesses: MAX_ROWS if it has a batch, else the only row of its buffers."""
     return MAX_ROWS if batch_operand else 1
 
 

@@ -1,9 +1,12 @@
-"""Lowering, model -> task graphs, one for each bucket of rows: a work plan, the buffers it needs, and the tasks of each operator.
+"""Lowering: model -> task graphs, one for each row bucket.
 
-In the order of the walk: `options`, `worker_roles`, `rotating` and `plan` decide; `products` declares the matrices, which all
-buckets share, and `buffers` what every program has. A bucket of up to MAX_ROWS rows has a task for each worker's slab of a
-matrix: `slab_buffers`, and the emitters `embed`, `attention`, `mlp` and `head`, by way of `column_parallel`, `row_parallel`,
-`all_reduce` and `hierarchical`. A bucket of more rows has jobs: `job_buffers` and `jobs`.
+It makes a work plan, the buffers, and the tasks of each operator.
+
+The modules, in the order of a walk: `options`, `worker_roles`, `rotating` and `plan` decide. `products` declares the
+matrices, which all buckets share, and `buffers` the buffers that every program has. A bucket of up to MAX_ROWS rows has
+one task for each worker's slab of a matrix: `slab_buffers` and the emitters `embed`, `attention`, `mlp` and `head`,
+which use `column_parallel`, `row_parallel`, `all_reduce` and `hierarchical`. A bucket of more rows has jobs:
+`job_buffers` and `jobs`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ __all__ = ["DecodeOptions", "emit_operator", "lower_programs"]
 
 
 def lower_programs(model: Model, options: DecodeOptions) -> tuple[Graph, ...]:
-    """The task graphs of the programs of a launch (`DecodeOptions.row_buckets`), in the order of their numbers.
+    """The task graphs of the programs of a launch (`DecodeOptions.row_buckets`), in the order of the programs' numbers.
 
     Raises UsageError if there are more ranks than query heads.
     """
@@ -35,7 +38,7 @@ def lower_programs(model: Model, options: DecodeOptions) -> tuple[Graph, ...]:
 
 @no_collection()
 def lower(model: Model, plan: WorkPlan, bucket: Bucket, memory: Memory) -> Graph:
-    """The task graph of one iteration of `bucket` on all ranks. memory: that of all programs of the launch."""
+    """The task graph of one iteration of `bucket` on all ranks. memory: shared by all programs of the launch."""
     options = plan.options
     graph = Graph(
         options.num_ranks, options.num_workers, options.num_schedulers, host_sizes=options.host_sizes, memory=memory
@@ -51,7 +54,7 @@ def lower(model: Model, plan: WorkPlan, bucket: Bucket, memory: Memory) -> Graph
 
 
 def emit_operator(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Operator) -> None:
-    """Add the tasks of an operator on all ranks, a slab each, and the weights that they read, to `graph`."""
+    """Add the tasks of an operator on all ranks to `graph`, one for each slab, and the weights that they read."""
     if isinstance(op, Embedding):
         emit_embed(graph, plan, buffers, op)
     elif isinstance(op, SelfAttention):

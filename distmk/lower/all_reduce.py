@@ -1,10 +1,12 @@
-"""Writes of the residual stream: in place on a rank alone, else an all-reduce of the ranks' partial sums. In front of a
-post-norm, writes of the vector y that it normalizes, likewise.
+"""Writes of the residual stream: in place if there is one rank, else an all-reduce of the ranks' partial sums.
 
-On one host an all-reduce is one-shot: every task that computes columns of the residual stream pushes this rank's partial sums
-to its slot on every rank (Epilogue.PUSH); a Sum task there adds up the slots in rank order, and adds that to the residual
-stream. A slot is hidden_size * MAX_ROWS floats; columns [begin, end) of it are the floats [begin * MAX_ROWS, end * MAX_ROWS),
-of which the pushing task fills [rows, end - begin]. Across hosts it is hierarchical (`lower/hierarchical.py`).
+If the operator has a post-norm, the vector y that it normalizes is written in the same way instead.
+
+On one host an all-reduce is one-shot. Every task that computes columns of the residual stream pushes this rank's
+partial sums to its slot on every rank (Epilogue.PUSH). There, a Sum task adds up the slots in rank order and adds the
+result to the residual stream. A slot is hidden_size * MAX_ROWS floats. Columns [begin, end) of it are the floats [begin
+* MAX_ROWS, end * MAX_ROWS), of which the pushing task fills [rows, end - begin]. Across hosts the all-reduce is
+hierarchical (`lower/hierarchical.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from distmk.tasks import Sum
 
 
 class ResidualOutput(Bf16Output):
-    """Operands of a task that computes columns of the residual stream, or this rank's partial sums of them."""
+    """Output operands of a task that computes columns of the residual stream, or this rank's partial sums of them."""
 
     out: Region
     epilogue: Epilogue
@@ -40,8 +42,8 @@ def residual_output(
 ) -> ResidualOutput:
     """Output operands of `worker` for columns `cols` in write `write` of the residual stream.
 
-    Without an all-reduce: the columns themselves, with epilogue `in_place`; or those of `into`, which is overwritten. Else: this
-    rank's slot on every rank; across hosts, on this rank alone.
+    Without an all-reduce the operands are the columns themselves, with epilogue `in_place`, or the columns of `into`,
+    which is overwritten. With an all-reduce they are this rank's slot on every rank; across hosts, on this rank alone.
     """
     if not plan.options.all_reduces and into:
         return {"out": into.at(rank, *cols), "epilogue": Epilogue.STORE}
@@ -67,7 +69,7 @@ def emit_all_reduce(
     add: bool,
     into: Buffer | None = None,
 ) -> None:
-    """The sums over ranks behind `name`, of the columns `partition`; nothing on a rank alone.
+    """Emit the sums over ranks that follow the tasks of `name`, for the columns `partition`. A single rank needs none.
 
     add: add to the residual stream instead of overwriting it. into: overwrite this buffer instead.
     """
@@ -93,7 +95,7 @@ def emit_all_reduce(
 
 
 def _blocks(plan: WorkPlan, buffers: SlabBuffers, write: int, rank: int, cols: Range) -> tuple[Region, ...]:
-    """What a rank adds to columns `cols` of its residual stream: the slots of all ranks; across hosts, the total."""
+    """The blocks that a rank adds to columns `cols` of its residual stream: all ranks' slots, or the total of all hosts."""
     if plan.options.crosses_hosts:
         return (buffers.host_slots_at(write).total.at(rank, *cols),)
     return tuple(_block(plan, buffers, write, rank, source, cols) for source in plan.ranks)

@@ -33,7 +33,7 @@ def emit_attention(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfA
 
 
 def _emit_splits(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAttention, rank: int) -> None:
-    """Partial results of every KV head, run of rows and split of the positions."""
+    """Tasks that compute the partial results of every KV head, run of rows and split of the positions."""
     shape, options = plan.shape_of(op, rank), plan.options
     k_cache, v_cache = buffers.caches[op.layer]
     partials, kind = buffers.partials[op.layer], attention_type(shape)
@@ -62,7 +62,7 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAtt
 
 
 def _emit_combine(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAttention, rank: int) -> None:
-    """The splits of each slice combined into attention's output, but for a single row that the o projection combines."""
+    """Tasks that combine the splits of each slice into attention's output, unless the o projection combines a single row."""
     shape, partials = plan.shape_of(op, rank), buffers.partials[op.layer].of_splits
     for worker, (begin, end) in plan.combine[rank].by_worker():
         cols = shape.slice_begin(begin), shape.slice_begin(end)

@@ -1,4 +1,4 @@
-"""The buffers that the program of every bucket has: what outlives an iteration, its batch, and what follows the head."""
+"""The buffers that every bucket's program has: data that outlives an iteration, the batch, and the outputs of the head."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from distmk.tasks.scheduling import batcher_bytes, candidates_bytes
 
 @dataclass(frozen=True)
 class ProgramBuffers:
-    """The buffers of a program, whatever its schedule. Programs of a launch share those that have the same name.
+    """The buffers of a program, whether its tasks are slabs or jobs.
 
-    batches: u8, the batch of each program, put to every rank by rank 0's scheduler: sizeof(Batch), or sizeof(JobBatch) where
-        tasks are jobs.
+    Buffers of the same name are shared by the programs of a launch.
+
+    batches: u8, the batch of each program, put to every rank by rank 0's scheduler: sizeof(Batch), or sizeof(JobBatch)
+      if tasks are jobs.
     page_table: i32 [slots, max_pages].
     state: rank 0's batcher (`BatcherState`).
     caches: bf16 K and V cache of each layer (`AttentionShape.cache_cols`).
     ropes: by name of the rotary table, each rank's f32 [max_model_len, head_dim], cosines and sines by position.
-    sampling: the logits, and what is drawn from them (`lower/sampling.py`).
+    sampling: the logits, and what sampling computes from them (`lower/sampling.py`).
     candidates: Candidate [worker, sampled rows], the best logits of parts of a rank's vocabulary.
-    sampled: Candidate [rank, sampled rows], of which rank 0's is used. Each program has its own: on other ranks than 0 it is not
-        known when a copy of it is no longer sent.
+    sampled: Candidate [rank, sampled rows]; only rank 0 reads its copy. Each program has its own, because the other
+      ranks do not know when the copy that they send has been sent.
     """
 
     bucket: Bucket

@@ -20,7 +20,10 @@ def emit_columns(
     out: RotatingBuffers,
     layer: int,
 ) -> None:
-    """The tasks of a product on one rank, a slab each: of what a write of the residual stream left, into columns of `out`."""
+    """The tasks of a product on one rank, one for each slab.
+
+    They multiply what write `write` of the residual stream left, into `out`.
+    """
     is_gated = product.epilogue in GATED
     for worker, (begin, end) in product.partitions[rank].by_worker():
         cols = (begin // 2, end // 2) if is_gated else (begin, end)
@@ -40,7 +43,7 @@ def emit_columns(
                 epilogue=product.epilogue,
                 eps=plan.config.rms_norm_eps,
                 polls=may_poll,
-                # Elements of o come well before its events, most of all behind attention. A reserved worker runs none of o.
+                # Elements of o arrive well before its events, above all after attention. Reserved workers run no o tasks.
                 deep_lookahead=is_gated and may_poll and worker >= plan.roles.num_reserved,
             )
         )

@@ -1,4 +1,4 @@
-"""The embedding, vocabulary-parallel: each rank looks up the tokens of its shard, and an all-reduce adds up the ranks."""
+"""The embedding, vocabulary-parallel: each rank looks up the tokens of its shard, and an all-reduce adds up the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distmk.tasks import Embed
 
 
 def emit_embed(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Embedding) -> None:
-    """x = scale * table[token], in columns `plan.embed`."""
+    """x = scale * table[token], in the columns of `plan.embed`."""
     for rank, table in enumerate(embedding_tables(graph, plan, op)):
         for worker, (begin, end) in plan.embed.by_worker():
             graph.add(

@@ -1,5 +1,6 @@
-"""The head, vocabulary-parallel, and sampling: each rank's best candidate of every sampled row goes to rank 0, and the logits
-of rows that need more.
+"""The head, vocabulary-parallel, and sampling.
+
+Rank 0 gets each rank's best candidate for every sampled row, and the logits of rows that need more than that.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from distmk.tasks.scheduling import candidates_bytes
 
 
 def emit_head(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Head) -> None:
-    """argmax(scale * table @ norm(x)), each rank over its shard."""
+    """argmax(scale * table @ norm(x)); each rank computes its shard of the vocabulary."""
     product = head_product(graph, plan, op)
     for rank in plan.ranks:
         _emit_argmax(graph, plan, buffers, op, product, rank)
@@ -27,8 +28,9 @@ def emit_head(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Head) -> N
 
 
 def emit_sampled(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers, num_parts: Sequence[int]) -> None:
-    """The tokens of the sampled rows of `buffers.batch`, from the logits and the candidates of each rank's `num_parts` parts of
-    its vocabulary.
+    """The tasks that sample the tokens of `buffers.batch`, from the logits and from the best candidates of each rank.
+
+    num_parts: by rank, the parts of its vocabulary that have candidates.
     """
     emit_sampling(graph, plan, buffers.sampling, buffers.batch, job_batch=buffers.bucket.has_jobs)
     num_bytes = candidates_bytes(buffers.bucket.num_sampled)

@@ -1,17 +1,20 @@
 """The all-reduce across hosts: one message for each pair of hosts, and the same order of additions on every rank.
 
-Each host has a leader, another of its ranks for each all-reduce in turn.
+Each host has a leader. Its ranks take turns: each all-reduce has another leader than the one before.
 
 1. Every rank puts its partial sums to the leader of its host (`gather`).
-2. The leader adds them up in rank order (`reduce_host`). The partial sums of a rank alone on its host are the host's.
-3. It puts the host's sum to the leader of every other host (`exchange`).
-4. Each leader adds up the hosts' sums in the order of the hosts (`reduce_hosts`): the total, with the same bits on all hosts.
-5. It puts the total to the other ranks of its host (`broadcast`), and Sum tasks on each add it to the residual stream.
+2. The leader adds them up in rank order (`reduce_host`). If a host has one rank, that rank's partial sums are the
+   host's.
+3. The leader puts the host's sum to the leader of every other host (`exchange`).
+4. Each leader adds up the hosts' sums in the order of the hosts (`reduce_hosts`): the total, with the same bits on all
+   hosts.
+5. It puts the total to the other ranks of its host (`broadcast`), and Sum tasks on each rank add it to the residual
+   stream.
 
-Puts carry the rows of the batch. They are in the lists of several workers, so that none waits for another to arrive; sums are
-divided over the workers as the columns of the residual stream are. Events order everything, since polling would save little of
-the time of a message. Two successive all-reduces use different memory, so that no rank needs a message to know that its last
-one has been read: the exchange in between says so.
+Puts carry the rows of the batch. They are in the lists of several workers, so that none waits for another to arrive.
+Sums are divided over the workers like the columns of the residual stream. Events order all steps, since polling would
+save little compared with the time of a message. Two successive all-reduces use different memory. The exchange of the
+second one then proves that the first one's memory has been read, and no additional message is needed.
 
 Source: hierarchical all-reduce (Jia et al., "Highly scalable deep learning training system", arXiv:1807.11205).
 """
@@ -27,19 +30,22 @@ from distmk.tasks import Put, Sum
 
 
 def partial_sums(plan: WorkPlan, buffers: SlabBuffers, write: int, rank: int) -> Buffer:
-    """Where `rank` leaves its partial sums for write `write` of the residual stream: its host's sum, if it is alone there."""
+    """The buffer for the partial sums of `rank` in write `write` of the residual stream.
+
+    If the rank is alone on its host, this is the buffer for the host's sum.
+    """
     slots = buffers.host_slots_at(write)
     host, ranks = next((host, ranks) for host, ranks in enumerate(plan.options.hosts) if rank in ranks)
     return slots.ranks[rank - ranks.start] if len(ranks) > 1 else slots.hosts[host]
 
 
 def emit_total(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, name: str, write: int, partition: Partition) -> None:
-    """The tasks behind `name` that leave the total of all partial sums on every rank."""
+    """The tasks after `name` that compute the total of all partial sums on every rank."""
     _Emitter(graph, plan, buffers, name, write, partition).emit()
 
 
 class _Emitter:
-    """Emits all tasks of a step before those of the next, as a worker runs its tasks in the order in which they are emitted."""
+    """Emits all tasks of a step before those of the next step, because a worker runs its tasks in the order of emission."""
 
     def __init__(
         self, graph: Graph, plan: WorkPlan, buffers: SlabBuffers, name: str, write: int, partition: Partition
@@ -63,7 +69,7 @@ class _Emitter:
             self._put("broadcast", self.slots.total, leader, ranks)
 
     def _put(self, step: str, buffer: Buffer, rank: int, targets: list[int] | range) -> None:
-        """Puts of a buffer from `rank` to the same place on `targets`, each by a worker of its own."""
+        """Puts of a buffer from `rank` to the same place on `targets`. Several workers share them."""
         for number, target in enumerate(other for other in targets if other != rank):
             self.graph.add(
                 Put(

@@ -1,4 +1,4 @@
-"""The buffers of a program whose tasks are jobs: activations of all rows, and parts of sums by the owner of a row."""
+"""The buffers of a program whose tasks are jobs: activations of all rows, and partial sums on the rank that owns each row."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from distmk.tasks.activations import activation_cols, owned_rows, padded_cols
 
 @dataclass(frozen=True)
 class JobBuffers(ProgramBuffers):
-    """The buffers of a program whose tasks are jobs, of the size that the rank with the largest shard needs.
+    """The buffers of a program whose tasks are jobs, sized for the rank with the largest shard.
 
-    Each has a single writer and is read before it is written again, so none rotates. Activations: `distmk.tasks.activations`. A
-    rank has the rows of the residual stream and of the parts that it owns.
+    Each buffer has a single writer and is read before it is written again, so none rotates. Activations have a layout
+    of `distmk.tasks.activations`. A rank holds only its own rows of the residual stream and of the parts.
 
     x: f32 [owned rows, hidden_size], the residual stream.
     normalized: activations of hidden_size columns, x / rms(x) of all rows.
     parts: f32 [owned rows, ranks * slots_per_rank * hidden_size], the terms of a sum into the residual stream.
-    qkv: bf16 [MAX_BUCKET_ROWS, q, k and v columns of a rank]. q: bf16 [MAX_BUCKET_ROWS, query columns of a rank].
+    qkv: bf16 [MAX_BUCKET_ROWS, q, k and v columns of a rank].
+    q: bf16 [MAX_BUCKET_ROWS, query columns of a rank].
     attention_out, mlp_hidden: activations of the query and MLP columns of a rank.
-    sampled_x: activations of hidden_size columns, of which as many rows are in use as are sampled.
-    o_splits, down_splits: parts of the columns of a rank's o and down projections, which different instances multiply, each with
-        a slot of its own.
+    sampled_x: activations of hidden_size columns, used by the sampled rows.
+    o_splits, down_splits: the number of parts of k into which a rank's o and down projections are split. Different
+      instances multiply the parts, and each part has its own slot.
     """
 
     x: Buffer
@@ -50,7 +51,7 @@ class JobBuffers(ProgramBuffers):
         return rank * self.slots_per_rank
 
     def slots_at(self, rank: int, hidden_size: int, num_splits: int) -> Region:
-        """The first `num_splits` slots of a rank, in its own memory; its peers have them at the same place."""
+        """The first `num_splits` slots of a rank, in its own memory. They have the same place in its peers' memory."""
         first = self.slot_of(rank)
         return self.parts.at(rank, first * hidden_size, (first + num_splits) * hidden_size)
 
@@ -62,7 +63,7 @@ def declare_job_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> JobBuff
     mlp_cols = [end - begin for begin, end in (shard.mlp for shard in plan.shards)]
     o_splits, down_splits = (splits_of(min(cols), tiled) for cols in (q_cols, mlp_cols))
     slots = graph.num_ranks * max(o_splits, down_splits)
-    # Peers write the rows that they own, and terms of sums.
+    # Peers write the normalized rows that they own, and terms of sums.
     from_peers = Space.HEAP if graph.num_ranks > 1 else Space.LOCAL
 
     def activations(name: str, num_cols: int, space: Space = Space.LOCAL) -> Buffer:
@@ -88,11 +89,14 @@ def declare_job_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> JobBuff
 
 
 def splits_of(num_cols: int, tiled: bool) -> int:
-    """Splits of a product over `num_cols` columns: on GPUs, where its rows alone are too few tiles for all SMs."""
+    """The number of splits of a product over `num_cols` columns.
+
+    GPUs need them, as the rows alone make too few tiles for all SMs.
+    """
     return min(MAX_K_SPLITS, padded_cols(num_cols) // ACTIVATION_BLOCK_COLS) if tiled else 1
 
 
 def _sampled_x(graph: Graph, num_cols: int, tiled: bool) -> Buffer:
-    """Tiled, the rows in use are the first of every block, which is a row of the buffer."""
+    """If tiled, a row of the buffer is a block of columns, and the sampled rows are at its beginning."""
     size, num_blocks = activation_cols(num_cols, tiled), padded_cols(num_cols) // ACTIVATION_BLOCK_COLS if tiled else 1
     return graph.buffer("job_sampled_x", size // num_blocks, rows=num_blocks, dtype="bf16", space=Space.LOCAL)

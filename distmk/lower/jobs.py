@@ -1,9 +1,10 @@
-"""Lowering of buckets of many rows: every operator is cut into jobs, which all workers share.
+"""Lowering of buckets of many rows: every operator is divided into jobs, which all workers share.
 
-Every task but those behind the head is in the list of every worker and computes a whole matrix of its rank. A rank owns a share
-of the rows of the residual stream. Row-parallel products go to the owners of the rows, in parts, one slot for each term; the
-owner adds them up and writes the normalized rows to every rank. So there is a reduce-scatter and an all-gather in place of an
-all-reduce (Rajbhandari et al., "ZeRO", arXiv:1910.02054), and no rank normalizes rows that another one does.
+Every task before sampling is in the list of every worker and computes a whole matrix of its rank. A rank owns a share
+of the rows of the residual stream. The partial sums of row-parallel products go to the ranks that own the rows, each
+term to its own slot. The owner adds them up and writes the normalized rows to every rank. So a reduce-scatter and an
+all-gather take the place of an all-reduce (Rajbhandari et al., "ZeRO", arXiv:1910.02054), and each row is normalized on
+one rank only.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from distmk.tasks.activations import RowSet
 def emit_jobs(graph: Graph, model: Model, plan: WorkPlan, bucket: Bucket) -> None:
     """Add the tasks of an iteration of `bucket` on all ranks to `graph`.
 
-    Raises UsageError if ranks do not share memory, as these tasks write that of peers.
+    Raises UsageError if some ranks do not share memory, because these tasks write to the memory of peers.
     """
     if plan.options.crosses_hosts:
         raise UsageError(
@@ -64,7 +65,7 @@ class _Emitter:
         self.hidden, self.tiled, self.eps = plan.config.hidden_size, plan.options.tiled, plan.config.rms_norm_eps
 
     def emit(self, op: Operator, following: Operator | None) -> None:
-        """following: the operator behind it."""
+        """Add the tasks of `op`. following: the next operator."""
         buffers = self.buffers
         if isinstance(op, Embedding):
             self._embed(op)
@@ -82,7 +83,7 @@ class _Emitter:
             self._head(op)
 
     def _embed(self, op: Embedding) -> None:
-        """scale * table[token]: a rank that does not have the token adds zeros."""
+        """scale * table[token]. A rank whose table does not have the token adds zeros."""
         for rank, table in enumerate(embedding_tables(self.graph, self.plan, op)):
             self.graph.add(
                 EmbedRows(
@@ -103,7 +104,7 @@ class _Emitter:
             self._linear(product, rank, x=x.at(rank), out=out.at(rank, 0, cols), epilogue=product.epilogue)
 
     def _projection(self, product: Product, x: Buffer, num_splits: int) -> None:
-        """The terms of a row-parallel product, in the slots of the ranks."""
+        """Put the terms of a row-parallel product into the slots of the ranks."""
         for rank in self.plan.ranks:
             self._linear(
                 product,
@@ -117,7 +118,7 @@ class _Emitter:
             )
 
     def _linear(self, product: Product, rank: int, **operands: Any) -> None:
-        """The jobs of a rank's whole matrix."""
+        """The jobs of a rank's whole matrix, as one task."""
         operands |= {
             "op": product.name,
             "slab": product.whole(rank),
@@ -183,8 +184,9 @@ class _Emitter:
         *,
         add: bool = True,
     ) -> None:
-        """The parts of the rows that each rank owns into the residual stream, and these rows, as the operator behind them takes
-        them, to all ranks.
+        """Add up the parts of the rows that each rank owns, into the residual stream.
+
+        The rows go to all ranks in the form that the next operator reads.
         """
         norms = post_norms(self.graph, self.plan, op) if op else (None,) * self.graph.num_ranks
         input_norm = input_norms(self.graph, self.plan, following)
@@ -209,7 +211,7 @@ class _Emitter:
             )
 
     def _head(self, op: Head) -> None:
-        """The logits of the sampled rows, the best candidates of every rank, and the tokens."""
+        """The logits of the sampled rows, the best candidates of every rank, and the sampled tokens."""
         product = head_product(self.graph, self.plan, op)
         for rank in self.plan.ranks:
             self._rank_head(op, product, rank)

@@ -1,4 +1,4 @@
-"""An estimate of a program's memory from its config and options alone, for a refusal before anything is compiled."""
+"""An estimate of a program's memory from config and options, to refuse a model that does not fit before compilation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F32_BYTES = 4
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of a rank: private ones by use, and those in the symmetric heap. jobs: activations of job iterations."""
+    """Bytes that a rank needs: private memory by use, and the symmetric heap. jobs: activations of job iterations."""
 
     weights: int
     kv_cache: int
@@ -26,16 +26,16 @@ class MemoryNeed:
 
 
 def least_memory(config: ModelConfig, options: DecodeOptions) -> MemoryNeed:
-    """A lower bound of what each rank needs, as the smallest shard's weights and the largest allocations alone are counted.
+    """A lower bound of the memory of each rank: the smallest shard's weights and the largest allocations.
 
-    Takes no time that depends on the sizes. UsageError: there are more ranks than query heads.
+    The computation takes the same time for all sizes. UsageError: there are more ranks than query heads.
     """
     shards = shard_model(config, options.num_ranks)
     hidden, head_dim = config.hidden_size, config.head_dim
     num_q, num_kv = (min(getattr(shard, name) for shard in shards) for name in ("num_q", "num_kv"))
     mlp_cols, vocab_rows = config.intermediate_size // options.num_ranks, config.vocab_size // options.num_ranks
     layer = hidden * (2 * (num_q + num_kv) * head_dim + 3 * mlp_cols)
-    table = vocab_rows * hidden  # a tied head is a copy, multiplied by the weight of the norm before it
+    table = vocab_rows * hidden  # a tied head has its own copy, which is multiplied by the weight of the norm before it
     matrices = (config.num_layers * layer + table) * options.matrix_format.element_bits // 8
     rope = options.max_model_len * head_dim * F32_BYTES
     cached = 2 * max(shard.num_kv for shard in shards) * head_dim * options.total_pages * options.page_size
@@ -56,7 +56,7 @@ def _job_bytes(config: ModelConfig, options: DecodeOptions, shards: list[Shard])
     q_cols = max(shard.num_q for shard in shards) * config.head_dim
     qkv_cols = q_cols + 2 * max(shard.num_kv for shard in shards) * config.head_dim
     mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in shards)
-    # The queries before and after their norm, attention's output, the MLP's activations, and those of sampled rows.
+    # Queries before and after their norm, attention's output, the MLP's activations, and activations of sampled rows.
     activations = MAX_BUCKET_ROWS * (qkv_cols + 2 * q_cols + mlp_cols + hidden) * BF16_BYTES
     least_cols = min(min(shard.num_q * config.head_dim, shard.mlp[1] - shard.mlp[0]) for shard in shards)
     num_splits = splits_of(least_cols, options.tiled)

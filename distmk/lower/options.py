@@ -18,9 +18,10 @@ ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD
 
 @dataclass(frozen=True)
 class Bucket:
-    """The iterations of one program.
+    """The row bucket of one program: how many rows its iterations have at most.
 
-    program: its number. max_rows: token rows of an iteration at most. num_sampled: of these, rows that are sampled at most.
+    program: its number. max_rows: the most token rows of an iteration. num_sampled: the most of these rows that are
+    sampled.
     """
 
     program: int
@@ -29,7 +30,7 @@ class Bucket:
 
     @property
     def has_jobs(self) -> bool:
-        """Whether tasks are jobs of whole matrices that all workers share (`lower/jobs.py`), not a slab a worker."""
+        """Whether tasks are jobs of whole matrices that all workers share (`lower/jobs.py`), not one slab per worker."""
         return self.max_rows > MAX_ROWS
 
 
@@ -38,30 +39,32 @@ class DecodeOptions:
     """Compile-time options of a decode program. Raises UsageError for values out of range.
 
     num_schedulers: per rank; None: one per worker.
-    max_seqs: sequences that run at once, no more than an iteration of the largest bucket has rows. A slab iteration carries up
-        to MAX_ROWS tokens even for fewer sequences, so that prompts are read many tokens at a time.
+    max_seqs: the number of sequences that run at once, at most the rows of the largest bucket. A slab iteration carries
+      up to MAX_ROWS tokens even if there are fewer sequences, so that it reads several tokens of a prompt.
     max_model_len: tokens of one sequence, prompt and output together.
     page_size: KV cache positions of a page, a power of two.
-    num_pages: KV cache pages of all sequences, at least those of one of `max_model_len`; 0: enough for `max_seqs` of these.
-    max_splits, min_split: splits of a sequence's KV positions at most, and positions of a split at least.
-    deterministic: the arithmetic of a row depends on no other row and on no division of its prompt. The program is one of slabs
-        alone, and a sequence is cut into splits of `fixed_split_len` positions.
-    keep_logits: store the logits of all sampled rows, not only of those that need them to be sampled.
+    num_pages: KV cache pages of all sequences, at least enough for one sequence of `max_model_len`; 0: enough for
+      `max_seqs` of these.
+    max_splits, min_split: the most splits of a sequence's KV positions, and the fewest positions of a split.
+    deterministic: the arithmetic of a row depends neither on other rows nor on how its prompt is divided. There is only
+      the bucket of MAX_ROWS, and a sequence is divided into splits of `fixed_split_len` positions.
+    keep_logits: store the logits of all sampled rows, not only of the rows whose sampling needs them.
     tiled: pack matrices in the tiles that a GPU streams.
-    folds_factors: multiply norm weights and scales into the matrices when these are loaded. Else tasks multiply activations and
-        sums by them, for weights that cannot take a factor per column; this form is for the host twin alone, so not `tiled`.
-        None: as the weight format says.
-    weight_format: the name of the format (`distmk.formats`) of the matrices of linear layers. Embedding tables are bf16.
-    attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread": attention
-        is in the list of every worker, which takes its share.
+    folds_factors: multiply norm weights and scales into the matrices when they are loaded. Otherwise tasks multiply
+      activations and sums by them, for weight formats that cannot take a factor per column; the host twin alone can do
+      this, so not with `tiled`. None: the weight format decides.
+    weight_format: the name of the format (`distmk.formats`) of the matrices of linear layers. Embedding tables are
+      bf16.
+    attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread":
+      attention is in the list of every worker, which takes its share.
     num_reserved: with several ranks, workers without rows of qkv and o, reserved for a single decode row's attention.
-        None: as many as that attention occupies, unless it is more than a third of the workers, and those that qkv and o can
-        spare (`worker_roles`).
-    loopback: one rank runs the all-reduces with itself, to work on them with one GPU.
-    row_buckets: token rows that an iteration carries at most, by program, in ascending order. The smallest bucket that holds the
-        rows of an iteration runs it. Across hosts there is the bucket of MAX_ROWS alone.
-    host_sizes: numbers of consecutive ranks that share memory, between which all-reduces are hierarchical; () or one number:
-        all ranks do.
+      None: the workers that this attention occupies, and up to a third of all workers those that qkv and o can spare;
+      none if it occupies more than that third (`worker_roles`).
+    loopback: a single rank runs the all-reduces with itself, so that they can be developed on one GPU.
+    row_buckets: by program, the most token rows that an iteration carries, in ascending order. The smallest bucket that
+      holds an iteration's rows runs it. Across hosts there is only the bucket of MAX_ROWS.
+    host_sizes: for each host, the number of consecutive ranks on it. Ranks of a host share memory; all-reduces between
+      hosts are hierarchical. () or one number: all ranks share memory.
     """
 
     num_ranks: int = 1
@@ -104,7 +107,7 @@ class DecodeOptions:
             )
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
-        host_ranks(self.host_sizes, self.num_ranks)  # raises if they do not fit together
+        host_ranks(self.host_sizes, self.num_ranks)  # raises if the sizes do not fit the number of ranks
         known = [kind.name for kind in FORMATS.values() if kind.runs_on_gpu or not self.tiled]
         if self.weight_format not in known:
             where = " on GPUs" if self.tiled else ""
@@ -146,7 +149,7 @@ class DecodeOptions:
 
     @property
     def all_reduces(self) -> bool:
-        """Whether row-parallel results go through an all-reduce."""
+        """Whether the results of row-parallel products go through an all-reduce."""
         return self.num_ranks > 1 or self.loopback
 
     @property
@@ -161,7 +164,7 @@ class DecodeOptions:
 
     @property
     def fixed_split_len(self) -> int:
-        """Positions of each split with `deterministic`: `min_split`, or more if `max_splits` of these do not cover a sequence."""
+        """With `deterministic`, the positions of each split: `min_split`, or more if `max_splits` of these are too few."""
         least = max(self.min_split, -(-self.max_model_len // self.max_splits))
         return -(-least // KV_TILE) * KV_TILE
 
@@ -177,7 +180,7 @@ class DecodeOptions:
 
     @property
     def num_slots(self) -> int:
-        """Slots for sequences: `max_seqs`, but at least MAX_ROWS. As many rows of a job iteration may be sampled."""
+        """Slots for sequences: `max_seqs`, but at least MAX_ROWS. A job iteration may sample as many rows."""
         return slots_for(self.max_seqs)
 
     @property

@@ -1,4 +1,4 @@
-"""The buffers of attention's partial results: those of layers with different windows are apart, as they have different splits."""
+"""The buffers of attention's partial results. Layers with different windows have different splits, and so different buffers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from distmk.tasks.splits import ANY_LENGTH
 class AttentionPartials:
     """Partial results of one layer's attention.
 
-    of_splits: f32 (`AttentionShape.num_partials`), the same buffer for all layers of one window.
-    index: of the layer among these.
-    rotating: bf16, a single row's (`AttentionShape.fused_partial_cols`), by index; None without a fused combine.
+    of_splits: f32 (`AttentionShape.num_partials`), the same buffer for all layers with this layer's window.
+    index: of the layer among the layers with its window.
+    rotating: bf16, partials of a single row (`AttentionShape.fused_partial_cols`), by index; None without a fused
+      combine.
     """
 
     of_splits: Buffer

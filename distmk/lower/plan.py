@@ -1,7 +1,7 @@
 """The work plan of a decode program: which worker of which rank runs which rows of every operator.
 
-The plan is a pure function of the model and the options, computed once. Buffers and tasks follow from it, and nothing that is
-made later changes it.
+The plan is a pure function of the model and the options and is computed once. Buffers and tasks follow from it; nothing
+changes it later.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from distmk.model.shards import Shard, shard_model
 from distmk.tasks import AttentionShape
 from distmk.tasks.splits import ANY_LENGTH, has_fused_combine
 
-COMBINED_PER_TASK = 4  # rows times slices of a head: enough work for a combine task
+COMBINED_PER_TASK = 4  # rows times slices of a head that are enough work for a combine task
 
 
 @dataclass(frozen=True)
 class WorkPlan:
-    """What lowering decides before it makes any task. Tuples are by rank; a partition without ranks is the same on all.
+    """The decisions that lowering takes before it makes any task.
+
+    Tuples are by rank; partitions that are not tuples hold for all ranks.
 
     num_pages: KV cache pages of a rank.
-    shards, shapes: each rank's part of the model, and its attention heads and cache as attention tasks take them, without what
-        differs from layer to layer (`shape_of`).
-    windows: positions that a row of each layer sees; ANY_LENGTH where sequences are not longer.
+    shards: each rank's part of the model.
+    shapes: each rank's attention heads and cache, as attention tasks take them, without the fields that differ between
+      layers (`shape_of`).
+    windows: positions that a row of each layer sees; ANY_LENGTH if no sequence can be longer.
     rope_tables: names of the rotary tables that layers use.
-    readers: the operator behind each write of the residual stream, in order.
-    has_post_norms: some operator normalizes what it adds to the residual stream.
+    readers: the operator that reads each write of the residual stream, in order.
+    has_post_norms: some operator normalizes its output before the output is added to the residual stream.
     fuses_combine: the o projection combines the splits of a single decode row, which saves a hop.
     residual_rotation: of the bf16 residual stream.
     attention_rotation: of queries, keys and values, of attention's output, and of the partials of a fused combine.
     mlp_rotation: of the activations between gate_up and down.
-    roles: workers reserved for attention, with a reduced share of qkv, and allowed to poll.
+    roles: workers reserved for attention, workers with a reduced share of qkv, and workers allowed to poll.
     embed: columns of the embedding.
     qkv: rows of the q, k and v matrices, one after another.
     combine: slices of the query heads' outputs.
@@ -74,7 +77,7 @@ class WorkPlan:
         return range(self.options.num_ranks)
 
     def shape_of(self, op: SelfAttention, rank: int) -> AttentionShape:
-        """The attention of a layer."""
+        """The attention heads and cache of a layer on a rank, with the layer's window and scores."""
         window = self.windows[op.layer]
         return dataclasses.replace(self.shapes[rank], window=window, scores=op.scores)
 
@@ -83,7 +86,10 @@ class WorkPlan:
         return worker < self.roles.num_polling[rank]
 
     def attention_may_poll(self, rank: int) -> bool:
-        """Whether attention, which every worker runs a share of, may poll its queries, keys and values."""
+        """Whether attention tasks may poll their queries, keys and values.
+
+        Every worker runs a share of attention, so all must be allowed to.
+        """
         return self.attention_rotation.rotates and self.may_poll(rank, self.options.num_workers - 1)
 
     def combine_may_poll(self, rank: int) -> bool:
@@ -159,7 +165,7 @@ def _attention_shape(config: ModelConfig, options: DecodeOptions, shard: Shard, 
 
 
 def _windows(model: Model, options: DecodeOptions) -> tuple[int, ...]:
-    """A window that no sequence outgrows is none: such a layer computes what one without a window does."""
+    """The window of each layer. A window of `max_model_len` or more counts as none, since the results are the same."""
     found = [op.window for op in model.operators if isinstance(op, SelfAttention)]
     return tuple(window if window and window < options.max_model_len else ANY_LENGTH for window in found)
 
@@ -167,9 +173,11 @@ def _windows(model: Model, options: DecodeOptions) -> tuple[int, ...]:
 def _fuses_combine(
     config: ModelConfig, options: DecodeOptions, shapes: tuple[AttentionShape, ...], windows: tuple[int, ...]
 ) -> bool:
-    """Whether every task of the o projection combines a single row's splits for itself: the row must fit, in whole blocks,
-    and its partials must rotate between layers of one window. Never with `deterministic`, as a row beside others is not, nor
-    without `folds_factors`, as those tasks cannot.
+    """Whether every task of the o projection combines a single row's splits for itself.
+
+    The row must fit in whole blocks, and its partials must rotate between layers of one window. The combine is never
+    fused with `deterministic`, because a row beside others is not combined this way, nor without `folds_factors`, whose
+    tasks cannot do it.
     """
     if options.deterministic or not options.folds_factors:
         return False
@@ -183,9 +191,9 @@ def _num_polling(
 ) -> int:
     """Workers of a rank that may poll: those with tasks of every matrix of a layer.
 
-    What such a worker waited for two operators ago implies that the buffers it polls have been reset, and that nobody reads
-    what it resets any more. With dispatched attention no task starts before its waits are met, so none polls; nor does one
-    that has the factors that its matrix does not have.
+    The waits of such a worker two operators earlier imply that the buffers it polls have been reset, and that nobody
+    still reads the buffers that it resets. If attention is dispatched, no task starts before its waits are met, so none
+    polls. `ScaledLinear` tasks (without `folds_factors`) do not poll either.
     """
     if not options.spreads_attention or not options.folds_factors:
         return 0
@@ -193,7 +201,10 @@ def _num_polling(
 
 
 def _embed(config: ModelConfig, options: DecodeOptions) -> Partition:
-    """Without all-reduces the last workers embed, as the first ones have a single row's attention to begin."""
+    """Columns of the embedding.
+
+    Without all-reduces the last workers embed, because the first ones begin with a single row's attention.
+    """
     cols = partition_items(config.hidden_size, 4 * MAX_ROWS, options.num_workers)
     first = 0 if options.all_reduces else options.num_workers - cols.num_tasks
     return dataclasses.replace(cols, first_worker=first)
@@ -207,11 +218,13 @@ def _qkv(
 
 
 def _combine(options: DecodeOptions, shape: AttentionShape, fuses_combine: bool, roles: WorkerRoles) -> Partition:
-    """Slices of the query heads' outputs: the more rows an iteration may have, the fewer a task, so that its warps suffice.
+    """Slices of the query heads' outputs.
 
-    A fused combine leaves these tasks idle for a single row, but their workers still turn to them before their tasks of o. So
-    they go to reserved workers, which have no rows of o; else to the last of the workers with a reduced share of qkv; else to
-    the last workers, which have nothing of a single row's attention.
+    The more rows an iteration may have, the fewer slices a task gets, so that its warps suffice.
+
+    With a fused combine these tasks are idle for a single row, but their workers still reach them before their o tasks.
+    So they go to reserved workers, which have no rows of o. If these are too few, they go to the last workers with a
+    reduced share of qkv, or else to the last workers, which take no part in a single row's attention.
     """
     total = shape.num_q * shape.slices
     num_tasks = min(options.num_workers, -(-total // max(1, COMBINED_PER_TASK // options.max_seqs)))
@@ -225,8 +238,10 @@ def _combine(options: DecodeOptions, shape: AttentionShape, fuses_combine: bool,
 def _residual(
     config: ModelConfig, options: DecodeOptions, shards: tuple[Shard, ...], num_reserved: int = 0
 ) -> Partition:
-    """Columns of the residual stream, which are rows of o and of down. Without reserved workers both get the same partition,
-    so that a worker adds only to columns that it wrote itself and needs no event.
+    """Columns of the residual stream, which are rows of o and of down.
+
+    Without reserved workers o and down get the same partition, so that a worker adds only to columns that it wrote
+    itself and needs no event.
     """
     num_cols = max(max(shard.num_q * config.head_dim, shard.mlp[1] - shard.mlp[0]) for shard in shards)
     return partition_rows(config.hidden_size, num_cols, options.num_workers - num_reserved, first_worker=num_reserved)

@@ -1,6 +1,6 @@
-"""The matrix products of a model: which checkpoint rows make the matrix of each rank, and how these are dealt to tasks.
+"""The matrix products of a model: the checkpoint rows of each rank's matrix, and how tasks divide these rows.
 
-Programs of all buckets multiply the same matrices, in the packing of the tasks of a slab each (`Weight.tiling`).
+The programs of all buckets multiply the same matrices, packed for one task per slab (`Weight.tiling`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ Rows = list[tuple[Matrix, Range]]
 
 @dataclass(frozen=True)
 class Product:
-    """epilogue(x @ weight.T + bias), or that of x / rms(x) where `normalized`, on each rank with a matrix of its own.
+    """epilogue(x @ weight.T + bias) on each rank, with the rank's own matrix.
 
-    Tuples are by rank. biases: f32, None without one. partitions: rows of the matrix, by slab. scale: a factor of x @ weight.T
-    that the matrix does not have, while the bias has it.
+    If `normalized`, x / rms(x) takes the place of x.
+
+    Tuples are by rank.
+    biases: f32; None: no bias.
+    partitions: rows of the matrix, by slab.
+    scale: a factor of x @ weight.T that is folded into the bias but not into the matrix.
     """
 
     name: str
@@ -48,7 +52,7 @@ class Product:
 def slab_task(
     plan: WorkPlan, product: Product, rank: int, rows: Range, *, x_squares: Region | None = None, **operands: Any
 ) -> Linear:
-    """The task of a slab, `rows` of a rank's matrix. x_squares: of x, if the matrix does not have its norm's weight."""
+    """The task of slab `rows` of a rank's matrix. x_squares: of x, if the norm's weight is not folded into the matrix."""
     bias = product.biases[rank]
     operands |= {
         "rank": rank,
@@ -62,7 +66,10 @@ def slab_task(
 
 
 def embedding_tables(graph: Graph, plan: WorkPlan, op: Embedding) -> tuple[Slab, ...]:
-    """Each rank's rows of the embedding, times its scale, whatever the plan folds: a table is looked up, and never packed."""
+    """Each rank's rows of the embedding, times its scale.
+
+    The scale is always folded in: a table is looked up and never packed.
+    """
     hidden = plan.config.hidden_size
     return tuple(
         Slab(
@@ -83,7 +90,7 @@ def qkv_product(graph: Graph, plan: WorkPlan, op: SelfAttention) -> Product:
 
 
 def gate_up_product(graph: Graph, plan: WorkPlan, op: Mlp) -> Product:
-    """activation(gate(norm(x))) * up(norm(x)), column-parallel. A slab has its gate rows, then as many up rows."""
+    """activation(gate(norm(x))) * up(norm(x)), column-parallel. A slab has its gate rows first, then as many up rows."""
     rows = [_gate_up_rows(plan, op, rank) for rank in plan.ranks]
     partitions = tuple(partition.paired for partition in plan.mlp)
     epilogue = ACTIVATIONS[op.activation]
@@ -91,14 +98,14 @@ def gate_up_product(graph: Graph, plan: WorkPlan, op: Mlp) -> Product:
 
 
 def o_product(graph: Graph, plan: WorkPlan, op: SelfAttention) -> Product:
-    """A rank's terms of attention's projection, row-parallel."""
+    """A rank's terms of attention's o projection, row-parallel."""
     d = plan.config.head_dim
     cols = [(shard.heads[0] * d, shard.heads[1] * d) for shard in plan.shards]
     return _row_parallel(graph, plan, f"{op.name}.o", op.o, cols, plan.o)
 
 
 def down_product(graph: Graph, plan: WorkPlan, op: Mlp) -> Product:
-    """A rank's terms of the MLP's projection, row-parallel."""
+    """A rank's terms of the MLP's down projection, row-parallel."""
     return _row_parallel(graph, plan, f"{op.name}.down", op.down, [shard.mlp for shard in plan.shards], plan.down)
 
 
@@ -114,19 +121,19 @@ def head_product(graph: Graph, plan: WorkPlan, op: Head) -> Product:
 
 
 def post_norms(graph: Graph, plan: WorkPlan, op: SelfAttention | Mlp) -> tuple[Slab | None, ...]:
-    """The weight of the norm behind an operator's projection, on each rank; None without one."""
+    """The weight of the norm after an operator's projection, on each rank; None without such a norm."""
     return _norms(graph, plan, op.post_norm, op.norm_offset)
 
 
 def input_norms(graph: Graph, plan: WorkPlan, op: Operator | None) -> tuple[Slab | None, ...]:
-    """The weight of the norm in front of an operator, on each rank; None without one, or where its matrices have it."""
+    """The weight of the norm before an operator, on each rank; None without a norm, or if it is folded into the matrices."""
     if plan.options.folds_factors or op is None or isinstance(op, Embedding):
         return (None,) * len(plan.ranks)
     return _norms(graph, plan, op.norm, op.norm_offset)
 
 
 def head_norm(graph: Graph, plan: WorkPlan, rank: int, tensor: str | None, offset: float) -> Slab | None:
-    """The weight of the norm of a query or key head, its elements in the order of the head's rows; None without one."""
+    """The weight of the norm of a query or key head, in the order of the head's rows; None without such a norm."""
     segments = [Segment(f"{tensor}.weight", begin, end) for begin, end in _rotated_rows(plan, (0, 1))]
     return _vector(graph, rank, segments, offset=offset) if tensor else None
 
@@ -142,7 +149,7 @@ def _column_parallel(
     *,
     bias: bool,
 ) -> Product:
-    """rows: of the matrices of each rank, one after another."""
+    """rows: by rank, the parts of matrices that make up its matrix."""
     weights, biases = [], []
     for rank in plan.ranks:
         segments = [_segment(matrix, "weight", part) for matrix, part in rows[rank]]
@@ -156,7 +163,7 @@ def _column_parallel(
 def _row_parallel(
     graph: Graph, plan: WorkPlan, name: str, matrix: Matrix, cols: list[Range], partition: Partition
 ) -> Product:
-    """cols: of the matrix, by rank. Rank 0 adds the bias."""
+    """cols: by rank, its columns of the matrix. Rank 0 alone adds the bias."""
     hidden = (0, plan.config.hidden_size)
     weights, biases = [], []
     for rank in plan.ranks:
@@ -170,7 +177,7 @@ def _row_parallel(
 
 
 def _scale_left(plan: WorkPlan, scale: float) -> float:
-    """The part of a matrix' scale that is not folded into it."""
+    """The scale of a matrix, if it is not folded into the matrix; else 1."""
     return 1.0 if plan.options.folds_factors else scale
 
 
@@ -193,9 +200,9 @@ def _matrix(
     paired: bool = False,
     scale: float = 1.0,
 ) -> Weight:
-    """A matrix of one rank. cols: of the checkpoint's; None: all.
+    """A matrix of one rank. cols: columns of the checkpoint's matrix; None: all.
 
-    Where the plan folds factors, it is multiplied by `scale`, and its columns by the weight of the norm of `op`.
+    If the plan folds factors, the matrix is multiplied by `scale`, and its columns by the weight of the norm of `op`.
     """
     begin, end = cols or (0, plan.config.hidden_size)
     folds = plan.options.folds_factors
@@ -216,14 +223,14 @@ def _matrix(
 
 
 def _vector(graph: Graph, rank: int, segments: Sequence[Segment], *, offset: float = 0.0, scale: float = 1.0) -> Slab:
-    """An f32 vector of the elements `segments` of checkpoint vectors, one after another: (element + offset) * scale."""
+    """An f32 vector made of the elements `segments` of checkpoint vectors, one after another: (element + offset) * scale."""
     name = segments[0].tensor
     weight = graph.weight(name, rank, 1, list(segments), WeightKind.VECTOR, offset=offset, scale=scale)
     return Slab(weight, 0, weight.rows)
 
 
 def _segment(matrix: Matrix, kind: str, rows: Range) -> Segment:
-    """Rows of a matrix (`kind` is "weight"), or their biases."""
+    """Rows of a matrix (`kind` is "weight"), or the biases of these rows ("bias")."""
     return Segment(f"{matrix.tensor}.{kind}", matrix.first_row + rows[0], matrix.first_row + rows[1])
 
 
@@ -238,7 +245,7 @@ def _qkv_rows(plan: WorkPlan, op: SelfAttention, rank: int) -> Rows:
 
 
 def _rotated_rows(plan: WorkPlan, heads: Range) -> list[Range]:
-    """The rows of query or key heads, each head in the order in which tasks rotate its elements."""
+    """The rows of query or key heads. The rows of each head are in the order in which tasks rotate its elements."""
     d, order = plan.config.head_dim, rotation_order(plan.config)
     if len(order) == 1:
         return [(heads[0] * d, heads[1] * d)]

@@ -1,13 +1,14 @@
 """Rotating Lamport buffers: each write of a vector goes to another buffer than the writes shortly before it.
 
-A Lamport buffer (`regions.Buffer.lamport`) must be zero before it is written, as its readers poll for elements that are not
-zero. No reader can reset it, because none knows when the other readers are done. A later writer can: write w of a vector goes
-to a buffer of its own and resets the buffer of write w - lag. A lag of 1 is enough if write w comes after all readers of write
-w - 1. A lag of 2 also covers a writer that starts before its waits are met: it comes after all readers of write w - 2.
+A Lamport buffer (`regions.Buffer.lamport`) must be zero before it is written, because its readers poll for elements
+that are not zero. No reader can reset it, because none knows when the other readers are done. A later writer can: write
+w of a vector goes to its own buffer and resets the buffer of write w - lag. A lag of 1 is enough if write w comes after
+all readers of write w - 1. A lag of 2 also covers a writer that starts before its waits are met: it comes after all
+readers of write w - 2.
 
-Every iteration writes the same buffers, so a write is named by its index in the iteration. `Rotation` is the arithmetic,
-`RotatingBuffers` the buffers; neither has state. Source: the one-shot Lamport all-reduce of TensorRT-LLM and FlashInfer, which
-rotates three buffers.
+Every iteration writes the same buffers, so a write is named by its index in the iteration. `Rotation` is the
+arithmetic, `RotatingBuffers` the buffers; neither has state. Source: the one-shot Lamport all-reduce of TensorRT-LLM
+and FlashInfer, which rotates three buffers.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from distmk.graph.regions import Buffer, Region
 class Rotation:
     """Buffer indices of a vector that an iteration writes `num_writes` times; write w resets the buffer of write w - `lag`.
 
-    The buffers of any `lag` + 1 successive writes are distinct, across the end of an iteration too. `spare` more buffers take
-    part, so that a buffer is zero that many writes before it is written again.
+    Any `lag` + 1 successive writes go to distinct buffers, also across the end of an iteration. `spare` more buffers
+    take part, so that a buffer is zero that many writes before it is written again.
     """
 
     num_writes: int
@@ -32,23 +33,27 @@ class Rotation:
 
     @property
     def rotates(self) -> bool:
-        """Whether there are several buffers. Where an iteration has at most `lag` writes, a write would have to reset the
-        buffer that it fills; one buffer then serves all writes, without polling.
+        """Whether there are several buffers.
+
+        If an iteration has at most `lag` writes, a write would have to reset the buffer that it fills. One buffer then
+        serves all writes, without polling.
         """
         return self.num_writes > self.lag
 
     @property
     def period(self) -> int:
-        """Buffers that successive writes cycle through."""
+        """The number of buffers that successive writes cycle through."""
         return self.lag + 1 + self.spare
 
     @property
     def num_buffers(self) -> int:
-        """Those of the period, and one for each write of an iteration beyond its last whole period."""
+        """The buffers of the period, and one more for each write of an iteration after its last whole period."""
         return self.period + self.num_writes % self.period if self.rotates else 1
 
     def index_at(self, write: int) -> int:
-        """The buffer of a write; writes of the iterations before and after have indices below 0 and from `num_writes` on."""
+        """The buffer of a write. Writes of the previous iteration have negative indices; those of the next one begin at
+        `num_writes`.
+        """
         if not self.rotates:
             return 0
         write %= self.num_writes
@@ -81,7 +86,7 @@ class RotatingBuffers:
         return self.buffers[self.rotation.index_at(write)]
 
     def reset_at(self, write: int, rank: int, begin: int = 0, end: int | None = None) -> Region | None:
-        """The columns that write `write` of [begin, end) resets; None if the buffers do not rotate."""
+        """The columns that write `write` resets when it writes [begin, end); None if the buffers do not rotate."""
         if not self.rotation.rotates:
             return None
         return self.at(write - self.rotation.lag).at(rank, begin, end)

@@ -18,9 +18,11 @@ from distmk.tasks import AttentionShape, PostNorm
 class Projection:
     """y = sum over ranks of x @ matrix.T + bias; x_residual += post_norm(y).
 
-    op: whose projection it is. write: its index among the writes of the residual stream. x: bf16 [MAX_ROWS, columns of a rank].
-    fused_partials: the partials of a single row, which each task combines for itself; None: the row is in x. shapes: the
-    attention that leaves them, by rank.
+    op: the operator that the projection belongs to.
+    write: its index among the writes of the residual stream.
+    x: bf16 [MAX_ROWS, columns of a rank].
+    fused_partials: the partials of a single row, which each task combines for itself; None: the row is in x.
+    shapes: by rank, the attention that writes the fused partials.
     """
 
     product: Product
@@ -32,7 +34,7 @@ class Projection:
 
 
 def emit_row_parallel(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projection: Projection) -> None:
-    """The tasks of a projection on all ranks, and the all-reduce behind them."""
+    """The tasks of a projection on all ranks, and the all-reduce that follows."""
     for rank in plan.ranks:
         _emit_linear(graph, plan, buffers, projection, rank)
     product = projection.product
@@ -43,7 +45,7 @@ def emit_row_parallel(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projec
 
 
 def _sums_of(buffers: SlabBuffers, projection: Projection) -> Buffer | None:
-    """Where the sums of a projection go, in front of its post-norm; None: into the residual stream."""
+    """The buffer for the sums of a projection that has a post-norm; None: the sums go into the residual stream."""
     return buffers.y if projection.op.post_norm else None
 
 
@@ -62,7 +64,7 @@ def _emit_linear(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projection:
                 x=projection.x.at(rank, 0, num_cols),
                 batch=buffers.batch.at(rank),
                 num_ranks=plan.options.num_ranks,
-                # Before its waits are met, the last y may still be read.
+                # Before its waits are met, another task may still read the previous y.
                 polls=projection.x.lamport and plan.may_poll(rank, worker) and not into,
                 fused_partials=partials.at(rank, 0, shape.fused_partial_cols) if partials and shape else None,
                 shape=shape,
@@ -72,7 +74,7 @@ def _emit_linear(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projection:
 
 
 def _emit_post_norm(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projection: Projection) -> None:
-    """Every worker adds the columns that it would have added the sums to."""
+    """Every worker normalizes and adds the columns that it would otherwise have added the sums to."""
     y, product = _sums_of(buffers, projection), projection.product
     assert y, "the buffers are of a model without post-norms"
     for rank, weight in enumerate(post_norms(graph, plan, projection.op)):

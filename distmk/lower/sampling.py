@@ -1,7 +1,7 @@
-"""Sampling of rows that need their logits over the whole vocabulary: rank 0 collects them, and a task for each row draws.
+"""Sampling of rows that need logits over the whole vocabulary: rank 0 collects these, and one task per row draws a token.
 
-In an iteration without such rows these tasks signal before their waits are met (`Task.may_idle`), so a greedy batch does not wait
-for them.
+In an iteration without such rows these tasks signal before their waits are met (`Task.may_idle`), so a greedy batch
+does not wait for them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from distmk.tasks.sampling import (
     section_stride,
 )
 
-MAX_SENDERS = 8  # tasks of a rank that send its logits; of a rank of another host one, as each is a message
+MAX_SENDERS = 8  # tasks of a rank that send its logits; one for a rank on another host, as each sends a message
 FIRST_WORKER = 1  # worker 0 runs `sample`
 
 
 @dataclass(frozen=True)
 class SamplingBuffers:
-    """Memory of sampling; of all but `logits`, rank 0's is used. rows: as many as an iteration samples at most.
+    """Memory of sampling. All ranks use `logits`; only rank 0 uses the rest. rows: the most that an iteration samples.
 
-    logits: f32 [rows, ranks' shards of the vocabulary, `section_stride` apart], each rank's of the rows that need them or that
-        are kept; rank 0 has all ranks' of the former.
-    slots: SlotSampling [slots]. counts: u32 [slots, vocab]. mask: u32 [slots, `mask_words`].
+    logits: f32 [rows, ranks' shards of the vocabulary, `section_stride` apart]. Each rank stores its shard for the rows
+      that need logits or keep them. Rank 0 gets the shards of all ranks for the rows that need them.
+    slots: SlotSampling [slots].
+    counts: u32 [slots, vocab].
+    mask: u32 [slots, `mask_words`].
     adjusted: f32, a row of logits for each row.
     drawn, records: Candidate [rows] and LogprobRecord [rows].
     """
@@ -51,7 +53,7 @@ class SamplingBuffers:
         return self.logits.rows
 
     def logits_of(self, rank: int, num_ranks: int, begin: int, end: int) -> Region:
-        """Where a rank stores columns [begin, end) of its shard."""
+        """The region in which a rank stores columns [begin, end) of its shard."""
         first = rank * (self.logits.cols // num_ranks)
         return self.logits.at(rank, first + begin, first + end)
 
@@ -81,7 +83,9 @@ def _local(graph: Graph, name: str, num: int, dtype: str) -> Buffer:
 
 
 def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Buffer, *, job_batch: bool) -> None:
-    """Send the logits to rank 0; there, count tokens and sample every row. Behind the head, before `sample`.
+    """Send the logits to rank 0; there, count tokens and sample every row.
+
+    These tasks run after the head and before `sample`.
 
     job_batch: the batch is a `JobBatch`.
     """
@@ -129,7 +133,7 @@ def _worker(plan: WorkPlan, index: int) -> int:
 
 
 def _emit_senders(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Region, job_batch: bool) -> None:
-    """The tasks that send a rank's logits, that of `batch`."""
+    """The tasks that send the logits of the rank of `batch`."""
     rank = batch.rank
     begin, end = plan.shards[rank].vocab
     is_near = rank in plan.options.hosts[0]

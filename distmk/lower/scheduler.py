@@ -1,4 +1,4 @@
-"""The scheduler step at the start of an iteration: the tokens of the last one in, the batch of this one out."""
+"""The scheduler step at the start of an iteration: it takes the last iteration's tokens and makes this one's batch."""
 
 from __future__ import annotations
 

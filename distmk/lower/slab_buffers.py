@@ -25,13 +25,15 @@ def attention_write(layer: int) -> int:
 
 
 def mlp_write(layer: int) -> int:
-    """Index of a layer's down projection; of layer -1, that of the embedding, whose result layer 0 reads."""
+    """Index of a layer's down projection among these writes. Layer -1 stands for the embedding, whose result layer 0 reads."""
     return EMBED_WRITE + 2 + 2 * layer
 
 
 class Bf16Output(TypedDict, total=False):
-    """Operands of a task that writes columns of the residual stream: their bf16 copy, and the columns that it resets; for a
-    matrix that does not have the weight of its norm, that and where the columns' sums of squares go.
+    """Output operands of a task that writes columns of the residual stream: their bf16 copy, and columns to be reset.
+
+    If the next matrix does not contain the weight of its norm, also that weight and the region for the columns' sums of
+    squares.
     """
 
     out_bf16: Region
@@ -42,7 +44,7 @@ class Bf16Output(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class HostSlots:
-    """Memory of an all-reduce across hosts, f32 [MAX_ROWS, hidden_size] each (`lower/hierarchical.py`).
+    """Memory of an all-reduce across hosts; each buffer is f32 [MAX_ROWS, hidden_size] (`lower/hierarchical.py`).
 
     ranks: partial sums, by rank within the host. hosts: the sums of the hosts. total: their sum.
     """
@@ -54,22 +56,23 @@ class HostSlots:
 
 @dataclass(frozen=True)
 class SlabBuffers(ProgramBuffers):
-    """The buffers of a program whose tasks are slabs, of the size that the rank with the largest shard needs.
+    """The buffers of a program whose tasks are slabs, sized for the rank with the largest shard.
 
     Activations are [MAX_ROWS, columns]; a row is a token of the iteration.
 
     x: f32 [MAX_ROWS, hidden_size], the residual stream.
-    x_bf16: the same in bf16, by write of the residual stream; times `input_norms` where there are some.
-    input_norms: the weight of the norm behind each write on each rank, if it is not in the columns of a matrix.
+    x_bf16: the residual stream in bf16, by write; multiplied by the write's `input_norms`, if it has some.
+    input_norms: by write and rank, the weight of the next norm, unless it is folded into the columns of a matrix.
     squares: f32 [MAX_ROWS, worker], the sums of squares of the columns of x that each worker wrote last.
-    y: f32 [MAX_ROWS, hidden_size], what a post-norm normalizes; None: the model has none.
+    y: f32 [MAX_ROWS, hidden_size], the input of a post-norm; None: the model has no post-norms.
     qkv: f32 [MAX_ROWS, q, k and v columns of a rank], by layer.
     partials: attention's partial results, by layer.
     attention_out: bf16 [MAX_ROWS, query columns of a rank], by layer.
     mlp_hidden: bf16 [MAX_ROWS, MLP columns of a rank], by layer.
-    host_slots: where all-reduces cross hosts, what they use instead of the three slots below.
-    attention_slots: f32 [rank, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce behind o.
-    mlp_slots: two of the same, for the embedding and down. Two, as a worker without rows of o may push to one early.
+    host_slots: the memory of all-reduces across hosts, which then do not use the three slots below.
+    attention_slots: f32 [rank, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce after o.
+    mlp_slots: two buffers of that shape, for the embedding and down. With a single one, a worker without rows of o
+      could push too early.
     """
 
     x: Buffer
@@ -86,15 +89,15 @@ class SlabBuffers(ProgramBuffers):
     mlp_slots: tuple[Buffer, Buffer]
 
     def slots_at(self, write: int) -> Buffer:
-        """The slots of the all-reduce behind write `write` of the residual stream."""
+        """The slots of the all-reduce that belongs to write `write` of the residual stream."""
         return (self.attention_slots, *self.mlp_slots)[_slots_index(write)]
 
     def host_slots_at(self, write: int) -> HostSlots:
-        """The same of an all-reduce across hosts."""
+        """The memory of the all-reduce across hosts that belongs to write `write`."""
         return self.host_slots[_slots_index(write)]
 
     def bf16_output(self, write: int, rank: int, worker: int, cols: Range) -> Bf16Output:
-        """The bf16 copy of columns `cols` that `worker` makes in write `write` of the residual stream, and what goes with it."""
+        """Output operands of `worker` for columns `cols` in write `write`: the bf16 copy, and what the next norm needs."""
         output: Bf16Output = {
             "out_bf16": self.x_bf16.at(write).at(rank, *cols),
             "reset": self.x_bf16.reset_at(write, rank, *cols),
@@ -104,7 +107,7 @@ class SlabBuffers(ProgramBuffers):
         return output
 
     def x_squares(self, plan: WorkPlan, write: int, rank: int) -> Region | None:
-        """The sums of squares that the tasks of a write leave; None: there is no norm, or its weight is in a matrix."""
+        """The sums of squares that the tasks of a write store; None: no norm, or its weight is folded into a matrix."""
         if not self.squares or not self.input_norms[write][rank]:
             return None
         cols = plan.embed if write == EMBED_WRITE else plan.o if write % 2 == attention_write(0) % 2 else plan.down
@@ -112,7 +115,7 @@ class SlabBuffers(ProgramBuffers):
 
 
 def _slots_index(write: int) -> int:
-    """Which of the slots behind o and the two behind down or the embedding."""
+    """The index of a write's slots: 0 for o; 1 or 2 for down and the embedding."""
     if write % 2 == attention_write(0) % 2:
         return 0
     layer = write // 2 - 1  # -1: the embedding

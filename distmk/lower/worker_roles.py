@@ -1,7 +1,8 @@
 """Workers with a special part in a layer: reserved for attention, with a reduced share of qkv, or allowed to poll.
 
-With attention in every worker's list ("spread"), a single decode row's attention is the work of the first workers, one a
-split and KV head. The others have nothing to do in the meantime, so the rows of qkv and o are partitioned around that.
+If attention is in every worker's list ("spread"), the first workers run a single decode row's attention, one for each
+split and KV head. The other workers have nothing to do in the meantime, so the rows of qkv and o are partitioned with
+that in mind.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from distmk.graph.partition import reduced_rows
 from distmk.lower.options import DecodeOptions
 from distmk.tasks import AttentionShape
 
-BYTES_AHEAD = 256 << 10  # of weights on an SM before they are needed: in the pipeline, and as prefetched A fragments
+BYTES_AHEAD = 256 << 10  # weights that an SM holds before they are needed: pipeline, and prefetched A fragments
 
 
 @dataclass(frozen=True)
 class WorkerRoles:
     """Numbers of workers, counted from worker 0.
 
-    num_reserved: the first workers, without rows of qkv and o.
-    num_reduced: the first workers, with a reduced share of qkv. One of the two is 0.
+    num_reserved: the first workers, which have no rows of qkv and o.
+    num_reduced: the first workers, which have a reduced share of qkv. One of the two numbers is 0.
     num_polling: by rank, the first workers, which may poll Lamport buffers before their waits are met.
     """
 
@@ -46,7 +47,8 @@ def assign_roles(
     """
     num_reserved = 0
     everyone_polls = all(num == options.num_workers for num in num_polling)
-    # Without rotation two layers share one MLP buffer, and a worker without rows of o does not know when it has been read.
+    # Without rotation all layers share one MLP buffer, and a worker without rows of o does not know when it has been
+    # read.
     if options.all_reduces and fuses_combine and everyone_polls and mlp_rotates:
         num_reserved = _num_reserved(options, hidden_size, shapes)
     num_reduced = _num_reduced(options, shapes) if fuses_combine and not num_reserved else 0
@@ -54,16 +56,21 @@ def assign_roles(
 
 
 def single_row_workers(shapes: tuple[AttentionShape, ...]) -> int:
-    """Workers that a single decode row's attention occupies while its sequence is short: the first ones."""
+    """The number of workers that a single decode row's attention occupies while its sequence is short.
+
+    They are the first workers.
+    """
     return max(shape.num_kv for shape in shapes) * COMBINE_WIDTH
 
 
 def _num_reserved(options: DecodeOptions, hidden_size: int, shapes: tuple[AttentionShape, ...]) -> int:
-    """Workers without rows of qkv and o, which would start attention late, and o after the other workers have finished it.
+    """The number of workers without rows of qkv and o.
 
-    As many as a single row's attention occupies, unless that is more than a third of the workers; and up to that third those
-    that qkv and o can spare. Only with all-reduces: without them the same worker must add o and down to a column of the
-    residual stream, so that it needs no event between the two.
+    With such rows they would start attention late, and o later than the other workers.
+
+    At least the workers that a single row's attention occupies, unless they are more than a third of all workers. Up to
+    that third, also the workers that qkv and o can spare. Only with all-reduces: without them the same worker must add
+    o and down to a column of the residual stream, so that it needs no event between the two.
     """
     if options.num_reserved is not None:
         return options.num_reserved
@@ -77,10 +84,10 @@ def _num_reserved(options: DecodeOptions, hidden_size: int, shapes: tuple[Attent
 def _fewest_workers(
     options: DecodeOptions, hidden_size: int, shapes: tuple[AttentionShape, ...], num_workers: int
 ) -> int:
-    """The least number of workers, up to `num_workers`, for which qkv and o take no longer than for these.
+    """The least number of workers, up to `num_workers`, with which qkv and o take no longer than with `num_workers`.
 
-    On GPUs, none has more M tiles, and the weights of each are in its pipeline before the inputs are there. Then fewer poll,
-    and combine tasks find a worker that has nothing else to do.
+    On GPUs that holds as long as no worker gets more M tiles and each one's weights are in its pipeline before the
+    inputs arrive. Fewer workers mean that fewer poll, and that combine tasks find a worker with nothing else to do.
     """
     if not options.tiled:
         return num_workers
@@ -91,14 +98,14 @@ def _fewest_workers(
 
 
 def _rows_of_tiles(num_rows: int, num_workers: int) -> int:
-    """Rows of the M tiles that a worker of `num_workers` needs for its share of `num_rows`."""
+    """The rows of the M tiles that each of `num_workers` workers needs for its share of `num_rows`."""
     return -(-num_rows // (num_workers * M_TILE)) * M_TILE
 
 
 def _num_reduced(options: DecodeOptions, shapes: tuple[AttentionShape, ...]) -> int:
-    """Workers with a reduced share of qkv, as they read no weights while they run the only sequence's attention.
+    """Workers with a reduced share of qkv, because they read no weights while they run the only sequence's attention.
 
-    None if there may be several sequences, or a long one, as then all workers have some attention.
+    Zero if there may be several sequences or a long one: then all workers have some attention to run.
     """
     busy = single_row_workers(shapes)
     is_short = options.max_model_len <= 2 * COMBINE_WIDTH * POSITIONS_PER_PASS

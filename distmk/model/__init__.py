@@ -1,1 +1,1 @@
-"""A model: its configuration, its operators, and the shard each rank holds."""
+"""A model: its configuration, its operators, and the shard that each rank has."""

@@ -1,4 +1,4 @@
-"""Conversion between float32 and bfloat16, which is held as its bits in uint16: numpy has no bfloat16."""
+"""Conversion between float32 and bfloat16. numpy has no bfloat16, so its bits are stored as uint16."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ U16 = npt.NDArray[np.uint16]
 def f32_to_bf16(values: F32) -> U16:
     """bfloat16 bits of float32 `values`, any shape: rounded to nearest, ties to even; NaNs become quiet NaNs.
 
-    Overflow rounds to infinity, as in IEEE 754. Needs about twice the bytes of `values` meanwhile, so callers with large
-    tensors pass pieces.
+    Overflow rounds to infinity, as in IEEE 754. The conversion needs about twice the bytes of `values`, so callers pass
+    large tensors in pieces.
     """
     bits = np.asarray(values, np.float32, order="C").view(np.uint32)
     rounded = bits >> np.uint32(16)
@@ -51,6 +51,6 @@ def torch_to_bf16(tensor: Any) -> U16:
 
 
 def all_finite(bits: U16) -> bool:
-    """Whether none of the bfloat16 `bits` [n] is NaN or infinite, which have an exponent of ones."""
+    """Whether none of the bfloat16 `bits` [n] is NaN or infinite. Both have an exponent of ones."""
     pieces = (bits[begin : begin + FINITE_ELEMENTS] for begin in range(0, bits.size, FINITE_ELEMENTS))
     return all((piece & np.uint16(0x7FFF)).max() < 0x7F80 for piece in pieces)

@@ -1,4 +1,4 @@
-"""The last step of the compiler: operators behind all passes as the blocks that lowering takes, checked against the config."""
+"""The last step of the compiler: turns operators into the blocks that lowering takes, and checks them against the config."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from distmk.model.rope import NO_ROPE
 def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
     """The blocks of a decoder in order: the embedding, attention and MLP of each layer, the head.
 
-    UsageError names the first operator, from the end, that is none of them: no task computes it.
+    UsageError: an operator is no part of a block, so no task computes it. The text names the first such operator from
+    the end.
     """
     reader = _Reader(config)
     softcap = None
@@ -55,7 +56,7 @@ def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
             found.append(block(x, layer))
             x = x.x
     if not (isinstance(x, Sum) and isinstance(x.x, Embedding) and isinstance(x.x.tokens, Tokens)):
-        while isinstance(x, Add) and isinstance(x.x, Add):  # the first that is no residual
+        while isinstance(x, Add) and isinstance(x.x, Add):  # find the first one that is not a residual
             x = x.x
         reader.refuse(x, 'the residual stream: the embedding, and what linears of parallel="row" add to it')
     if layer:
@@ -128,7 +129,7 @@ class _Reader:
         )
 
     def norms(self, first: Norm | None, *others: Norm | None) -> tuple[str | None, float]:
-        """The weight of `first`, and the offset that all norms of a block have."""
+        """The weight of `first`, and the offset that all norms of a block share."""
         found = [norm for norm in (first, *others) if norm]
         for norm in found:
             if norm.eps != self.config.rms_norm_eps:

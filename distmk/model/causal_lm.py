@@ -18,14 +18,15 @@ from distmk.model.passes import compiled
 
 
 class CausalLM:
-    """A decoder-only language model, written as plain operators (`distmk.nn`).
+    """A decoder-only language model, written in plain operators (`distmk.nn`).
 
-    A subclass overrides `forward`; and `read_config`, if checkpoints name it by their `architectures` (`register_model`).
+    A subclass overrides `forward`. If checkpoints name the class by their `architectures` (`register_model`), it also
+    overrides `read_config`.
     """
 
-    architecture: ClassVar[str | None] = None  # in a config.json
+    architecture: ClassVar[str | None] = None  # as a config.json names it
     Config: ClassVar[type[ModelConfig]] = ModelConfig
-    family: ClassVar[str]  # `model_type` there; of classes without an architecture, module and name
+    family: ClassVar[str]  # `model_type` in a config.json; for classes without an architecture, module and name
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -33,7 +34,7 @@ class CausalLM:
         know_as(cls, f"{cls.__module__}.{cls.__qualname__}")
 
     def __init__(self, config: ModelConfig) -> None:
-        """UsageError: `config` is none."""
+        """UsageError: `config` is not a config of this class."""
         if not isinstance(config, self.Config):
             raise UsageError(
                 f"the config of {type(self).__name__} is {shown(config)}; expected a {self.Config.__name__}"
@@ -42,7 +43,7 @@ class CausalLM:
 
     @classmethod
     def read_config(cls, f: Fields) -> ModelConfig:
-        """The config of a `config.json`. ModelError: a key is missing, or asks for what is not supported."""
+        """The config from a `config.json`. ModelError: a key is missing, or asks for something that is not supported."""
         raise UsageError(f"{cls.__name__} does not override read_config, so it cannot be read from a folder")
 
     def forward(self, tokens: Node) -> Node:
@@ -50,7 +51,10 @@ class CausalLM:
         raise UsageError(f"{type(self).__name__} does not override forward, which says what it computes")
 
     def logits(self) -> Node:
-        """`forward` of an iteration's tokens. UsageError, with the line of the model: it fails, or returns no tensor."""
+        """`forward` of an iteration's tokens.
+
+        UsageError, with the line of the model: `forward` fails, or does not return a tensor.
+        """
         try:
             output: object = self.forward(Tokens(1))
         except Exception as error:
@@ -62,7 +66,10 @@ class CausalLM:
         return output
 
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the weights that `forward` uses; matrices are [outputs, inputs]. UsageError: two shapes of one."""
+        """Names and shapes of the weights that `forward` uses; matrices are [outputs, inputs].
+
+        UsageError: a weight has two shapes.
+        """
         shapes: dict[str, tuple[int, ...]] = {}
 
         def add(name: str, *shape: int) -> None:
@@ -84,12 +91,18 @@ class CausalLM:
         return shapes
 
     def compile(self, skip: Collection[str] = ()) -> Model:
-        """The operators that tasks compute, after all passes but those to `skip`. UsageError: no task computes one of them."""
+        """The operators that tasks compute, after all passes except those in `skip`.
+
+        UsageError: no task computes one of them.
+        """
         return Model(self.config, blocks_of(compiled(self.logits(), skip), self.config))
 
 
 def at_line(error: Exception, kind: type[UsageError], where: str = "") -> UsageError:
-    """An exception of a model's own code as a message of one line, with the line of that code. `kind`: if it is no UsageError."""
+    """Turn an exception of a model's own code into a message of one line, with the line of that code.
+
+    `kind`: its type, unless it is a UsageError.
+    """
     frames = [
         frame for frame in extract_tb(error.__traceback__) if Path(frame.filename).parent != Path(__file__).parent
     ]
@@ -104,15 +117,16 @@ M = TypeVar("M", bound=type[CausalLM])
 
 
 def know_as(cls: type[CausalLM], family: str) -> None:
-    """Build configs of `family` by `cls` from now on."""
+    """From now on `cls` builds the configs of `family`."""
     cls.family = family
     _FAMILIES[family] = cls
 
 
 def register_model(architecture: str, family: str | None = None) -> Callable[[M], M]:
-    """Class decorator: the model of checkpoints whose `architectures` names `architecture`, as for vLLM's `ModelRegistry`.
+    """Class decorator that registers the model for an entry of `architectures` in checkpoints, like vLLM's `ModelRegistry`.
 
-    family: their `model_type`; None: the architecture's name. UsageError: another class has one of the names.
+    family: the `model_type` of these checkpoints; None: the architecture's name. UsageError: another class has one of
+    the names.
     """
 
     def register(cls: M) -> M:
@@ -133,7 +147,7 @@ def register_model(architecture: str, family: str | None = None) -> Callable[[M]
 
 
 def find_family(family: str) -> type[CausalLM] | None:
-    """The class that builds configs of `family`."""
+    """The class that builds models of `family`."""
     return _FAMILIES.get(family)
 
 

@@ -14,27 +14,33 @@ from distmk.model.rope_scaling import RopeScaling
 
 RANGES = {"rope_theta": (1.0, 1e15), "local_rope_theta": (1.0, 1e15), "rms_norm_eps": (1e-30, 1.0)}
 RANGES["logits_softcap"] = (1e-6, 1e6)
-"""Numbers outside give infinite or vanishing rotary frequencies or activations in float32."""
+"""Numbers outside these ranges give infinite or vanishing rotary frequencies or activations in float32."""
 
 MAX_LAYERS = 1024
-"""Of a model that is not damaged: eight times those of the deepest published one (Llama 3.1 405B has 126), and as many as
-DeepNet tried (1,000; arXiv:2203.00555). Their program takes about a second a rank to compile and prove, while the tensors of
-millions of layers would take all memory before one is found missing.
+"""More layers mean that the config is damaged. The limit is eight times the depth of the deepest published model (Llama
+3.1 405B has 126 layers), and as many as DeepNet tried (1,000; arXiv:2203.00555). Each rank takes about a second to
+compile and prove such a program. The tensor names of millions of layers would use up all memory before a tensor is
+found missing.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Everything about a model but its weights. Raises ModelError if the sizes contradict each other.
+    """Everything about a model except its weights. Raises ModelError if the sizes contradict each other.
 
-    family: that of the class that builds the model (`CausalLM`), which fills it in.
-    max_position: the longest context, in tokens: what the model was trained for, or that times the factor of `rope_scaling`.
-    bos_token_id, eos_token_ids: None and () if there are none. qk_norm: RMSNorm over each query and key head.
-    partial_rotary_dim: elements of a head that rotate, the first ones; None: all. rope_freq_factors: [rotary_dim / 2] divisors of
-    the plain rotary frequencies; GGUF files hold Llama 3.1's scaling in that form instead of as `rope_scaling`.
-    windows: by layer, the tokens that it sees, its own included, None: all; (): all layers see all. local_rope_theta: base of the
-    second rotary table, of layers with a window (Gemma 3); None: there is none.
-    scores: of attention. logits_softcap: logits become cap * tanh(x / cap); None: they stay.
+    family: the family of the class that builds the model (`CausalLM`), which fills it in.
+    max_position: the longest context in tokens: the length of training, or that length times the factor of
+      `rope_scaling`.
+    bos_token_id, eos_token_ids: None and () if the model has none.
+    qk_norm: RMSNorm over each query and key head.
+    partial_rotary_dim: how many elements of a head rotate, counted from the first; None: all.
+    rope_freq_factors: [rotary_dim / 2] divisors of the plain rotary frequencies. GGUF files store Llama 3.1's scaling
+      in this form instead of as `rope_scaling`.
+    windows: by layer, how many tokens it sees, the row's own included; None: all. (): all layers see all tokens.
+    local_rope_theta: base of the second rotary table, for layers with a window (Gemma 3); None: there is only one
+      table.
+    scores: of attention.
+    logits_softcap: logits become cap * tanh(x / cap); None: they are not capped.
     """
 
     BY_LAYER: ClassVar[tuple[str, ...]] = ("windows",)  # fields with an element for each layer, or ()
@@ -67,19 +73,19 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, list):  # which has no hash
+            if isinstance(value, list):  # a list has no hash
                 object.__setattr__(self, name, tuple(value))
         check_kinds(self, "model config")
         self.validate("model config")
 
     @property
     def head_name(self) -> str:
-        """The checkpoint's name of the head, without `.weight`."""
+        """The head's name in the checkpoint, without `.weight`."""
         return "model.embed_tokens" if self.tie_embeddings else "lm_head"
 
     @property
     def rotary_dim(self) -> int:
-        """Elements of a head that rotate."""
+        """The number of elements of a head that rotate."""
         return self.head_dim if self.partial_rotary_dim is None else self.partial_rotary_dim
 
     def validate(self, where: str) -> None:
@@ -117,13 +123,13 @@ class ModelConfig:
         return all(len(set(getattr(self, name))) <= 1 for name in self.BY_LAYER)
 
     def first_layers(self, num_layers: int) -> ModelConfig:
-        """The config of the first layers alone."""
+        """The config of only the first layers."""
         return replace(
             self, num_layers=num_layers, **{name: getattr(self, name)[:num_layers] for name in self.BY_LAYER}
         )
 
     def window(self, layer: int) -> int | None:
-        """Tokens that a layer sees, its own included; None: all up to its own."""
+        """The number of tokens that a layer sees, the row's own included; None: all up to its own."""
         return self.windows[layer] if self.windows else None
 
 
@@ -138,7 +144,7 @@ _KINDS: Mapping[str, Any] = {
 
 
 def check_kinds(config: ModelConfig, where: str) -> None:
-    """ModelError, naming `where`: a field's value is not of the kind that its annotation says."""
+    """ModelError, naming `where`: the value of a field does not have the type that its annotation says."""
     for field in fields(config):
         value, annotation = getattr(config, field.name), str(field.type)
         tuple_of = re.match(r"tuple\[(.*), \.\.\.\]", annotation)
@@ -158,7 +164,7 @@ def check_num_layers(num_layers: int, where: str) -> None:
 
 
 def build_config(values: Mapping[str, Any], where: str, config: type[ModelConfig] = ModelConfig) -> ModelConfig:
-    """A `config` of the fields `values`. Raises ModelError, naming `where`, the source of the values."""
+    """A `config` with the fields `values`. Raises ModelError, naming `where`, the source of the values."""
     try:
         return config(**values)
     except ModelError as e:

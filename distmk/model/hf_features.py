@@ -1,4 +1,4 @@
-"""What a config.json asks for that is not supported: refused unless its value changes nothing."""
+"""Features that a config.json may ask for and that are not supported. They are refused unless their value changes nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "transformers_weights": ("model.safetensors", "model.safetensors.index.json"),
     "compression_config": ({},),
 }
-"""By key, the values beside null that change nothing. The configs of transformers do not have most of these keys, and classes
-that inherit from them do: a config that sets one is of another model, whatever architecture it names."""
+"""For each key, the values beside null that change nothing. The configs of transformers do not have most of these keys,
+but classes that inherit from them do. A config that sets such a key belongs to another model, whatever architecture it
+names.
+"""
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
 
 def refuse_unsupported(f: Fields, own: Collection[str]) -> None:
-    """Raise ModelError for features that would change the result if they were ignored, but for keys `own`, which are not."""
+    """Raise ModelError for features that would change the result if they were ignored. Keys in `own` are not ignored."""
     act = f.values.get("hidden_act", "silu")
     if act not in ("silu", "swish") and "hidden_act" not in own:  # two names of one function
         raise ModelError(f"{f.where}: hidden_act {act!r} is not supported; only 'silu' is")
@@ -46,18 +48,19 @@ def refuse_unsupported(f: Fields, own: Collection[str]) -> None:
 
 
 def read_num_layers(f: Fields) -> int:
-    """ModelError: more than any model has, before anything is as long."""
+    """The number of layers. ModelError: more than any model has; checked before anything of that length is made."""
     num_layers = f.integer("num_hidden_layers")
     check_num_layers(num_layers, f.where)
     return num_layers
 
 
 def layer_windows(f: Fields, num_layers: int, qwen: bool) -> tuple[int | None, ...]:
-    """How many tokens each layer sees, its own included, None: all; () if all layers see all.
+    """How many tokens each layer sees, the row's own included; None: all. () if all layers see all tokens.
 
-    `layer_types` says which layers are windowed; configs without it have windows from layer `max_window_layers` on, if
-    `use_sliding_window` is set (Qwen2Config, Qwen3Config; transformers' Llama has no windows, so one that asks for them is
-    another model).
+    `layer_types` says which layers have a window. Without it, if `use_sliding_window` is set, the layers from
+    `max_window_layers` on have one (Qwen2Config, Qwen3Config). transformers' Llama has no windows, so a Llama config
+    that asks for them belongs to another model.
+
     ModelError: layers of other types, or windows without a size.
     """
     default_window, default_first = (4096, 28) if qwen else (None, 0)

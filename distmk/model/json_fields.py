@@ -21,7 +21,7 @@ class Fields:
     where: str
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number below 2**63 in magnitude; true and false are none."""
+        """A whole number below 2**63 in magnitude. True and false do not count as numbers."""
         value = self.values.get(key)
         if value is None:
             if default is None:
@@ -56,7 +56,7 @@ class Fields:
         return default if value is None else value
 
     def sub(self, key: str) -> Fields:
-        """The fields of a nested object; none if the key is absent."""
+        """The fields of a nested object. If the key is absent, there are no fields."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, Mapping):
             raise ModelError(f"{self.where}: {key} is {shown(value)}; an object was expected")
@@ -64,7 +64,7 @@ class Fields:
 
 
 def token_ids(d: Mapping[str, Any], key: str, where: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The distinct token ids under `key`, in order: a number, a list of numbers, null (none), or absent (`default`).
+    """The distinct token ids under `key`, in order: a number, a list of numbers, null (no ids), or absent (`default`).
 
     Raises ModelError, naming `key` and `where`, for any other value.
     """

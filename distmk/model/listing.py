@@ -13,7 +13,7 @@ MAX_LABEL = 36  # characters
 
 
 def listing(output: Node) -> list[str]:
-    """A line an operator, each behind its inputs, which it names by number."""
+    """One line for each operator. Inputs come first, and an operator names them by number."""
     order = in_order(output)
     number = {id(node): index for index, node in enumerate(order)}
     lines = []
@@ -24,7 +24,7 @@ def listing(output: Node) -> list[str]:
 
 
 def drawing(stages: Sequence[tuple[str, Node]]) -> str:
-    """SVG of the operators behind several outputs, side by side under their titles; data flows downwards."""
+    """SVG of the operators that several outputs depend on, side by side under their titles; data flows downwards."""
     parts, x, height = [], MARGIN, 0
     for title, output in stages:
         rows = _rows(output)
@@ -46,7 +46,7 @@ def drawing(stages: Sequence[tuple[str, Node]]) -> str:
 
 
 def _rows(output: Node) -> list[list[Node]]:
-    """Operators by the number of others that the longest way to them goes through."""
+    """Operators by the number of operators on the longest way to them."""
     depth: dict[int, int] = {}
     rows: list[list[Node]] = []
     for node in in_order(output):
@@ -79,7 +79,7 @@ def _stage(rows: list[list[Node]], left: int) -> list[str]:
 
 
 def _label(node: Node) -> str:
-    """The operator and the last part of the names of its weights."""
+    """The operator, and the last part of the names of its weights."""
     names = [re.sub(r".*\.", "", name) for name in node.tensors]
     text = f"{node.kind} {', '.join(names)}"
     return text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 1] + "…"

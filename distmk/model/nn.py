@@ -1,7 +1,8 @@
 """The operators that models are written in, as in torch: functions of symbolic tensors [tokens, columns].
 
-A name is that of a checkpoint's tensor, without `.weight` or `.bias`. The layout over ranks is an annotation of `linear`; sums
-over ranks follow from it. UsageError: a size does not fit, or a value is of another kind than its annotation says.
+A name is the name of a checkpoint's tensor, without `.weight` or `.bias`. The layout over ranks is an annotation of
+`linear`; sums over ranks follow from it. UsageError: a size does not fit, or a value does not have the type that its
+annotation says.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MOST_COLS = (1 << 31) - 1
 
 
 def embedding(tokens: Node, name: str, num_tokens: int, num_features: int) -> Node:
-    """table[token]: [tokens, num_features]. The table, [num_tokens, num_features], is dealt to ranks by tokens."""
+    """table[token]: [tokens, num_features]. The table, [num_tokens, num_features], is divided among ranks by tokens."""
     tokens, name = _tensor("embedding", tokens), _name("embedding", name)
     return Embedding(_size(name, num_features), tokens, name, _size(name, num_tokens))
 
@@ -46,7 +47,7 @@ def rms_norm(x: Node, name: str, eps: float, *, offset: float = 0.0) -> Node:
 
 
 def head_norm(x: Node, name: str, eps: float, head_dim: int, *, offset: float = 0.0) -> Node:
-    """The same of every head by itself, weight: [head_dim], as Qwen3 normalizes queries and keys."""
+    """RMSNorm of every head by itself, weight: [head_dim], as Qwen3 normalizes queries and keys."""
     head_dim = _heads("head_norm", x, head_dim)
     return HeadNorm(x.cols, x, _norm("head_norm", name, eps, offset), head_dim)
 
@@ -54,8 +55,8 @@ def head_norm(x: Node, name: str, eps: float, head_dim: int, *, offset: float = 
 def linear(x: Node, name: str, num_features: int, *, bias: bool = False, parallel: Parallel = "column") -> Node:
     """x @ weight.T + bias: [tokens, num_features], weight: [num_features, columns of x].
 
-    parallel: "column": each rank has some of the features. "row": each rank has some columns of x, and products are summed over
-    ranks (Shoeybi et al., "Megatron-LM", arXiv:1909.08053).
+    parallel: "column": each rank has some of the features. "row": each rank has some of the columns of x, and the
+    products are summed over ranks (Shoeybi et al., "Megatron-LM", arXiv:1909.08053).
     """
     x, name = _tensor("linear", x), _name("linear", name)
     num_features = _size(name, num_features)
@@ -66,7 +67,7 @@ def linear(x: Node, name: str, num_features: int, *, bias: bool = False, paralle
 
 
 def split(x: Node, sizes: Sequence[int]) -> list[Node]:
-    """Consecutive columns of x, as many as `sizes` say."""
+    """Consecutive columns of x. `sizes`: how many columns each part gets."""
     x = _tensor("split", x)
     if not isinstance(sizes, Sequence):
         raise UsageError(f"split into {shown(sizes)}; expected a list of sizes")
@@ -78,8 +79,9 @@ def split(x: Node, sizes: Sequence[int]) -> list[Node]:
 
 
 def rope(x: Node, head_dim: int, table: str = ROPE) -> Node:
-    """Rotary embedding of every head, halves of its first elements as pairs (arXiv:2104.09864). table: one of the config's, which
-    says how many elements rotate (`rotary_dim`).
+    """Rotary embedding of every head (arXiv:2104.09864). The two halves of the rotating elements form the pairs.
+
+    table: one of the config's tables. The config says how many elements rotate (`rotary_dim`).
     """
     if table not in (ROPE, LOCAL_ROPE):
         raise UsageError(f"rope by the table {shown(table)}; expected {ROPE!r}, or {LOCAL_ROPE!r} of local_rope_theta")
@@ -98,8 +100,8 @@ def attention(
 ) -> Node:
     """Causal attention over the paged KV cache, to which it appends k and v: [tokens, columns of q].
 
-    A KV head serves as many query heads as there are more of them (arXiv:2305.13245). window: positions that a query sees, its
-    own included. scores: what is made of them before the softmax.
+    If there are more query heads than KV heads, each KV head serves an equal number of query heads (arXiv:2305.13245).
+    window: positions that a query sees, its own included. scores: how scores are changed before the softmax.
     """
     for part in (q, k, v):
         head_dim = _heads("attention", part, head_dim)
@@ -161,7 +163,7 @@ def _positive(what: str, number: object) -> float:
 
 
 def _heads(operator: str, x: object, head_dim: object) -> int:
-    """Elements of a head, of which x has a whole number."""
+    """Elements of a head. UsageError: the columns of x are not a whole number of heads."""
     x, head_dim = _tensor(operator, x), _size(operator, head_dim)
     if x.cols % head_dim:
         raise UsageError(f"{operator} of {x.cols} columns, which are no whole number of heads of {head_dim}")

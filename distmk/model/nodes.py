@@ -1,7 +1,9 @@
-"""Symbolic tensors of a model, each the operator that computes it: what `CausalLM.forward` builds and compiler passes rewrite.
+"""Symbolic tensors of a model, each the operator that computes it.
 
-A tensor is [tokens, cols]. Plain operators come from `distmk.model.nn`; `Sum`, `Residual`, `FusedAttention` and `Gated` from
-passes. Fields named after a weight hold the checkpoint's name without `.weight` or `.bias`.
+`CausalLM.forward` builds them; compiler passes rewrite them.
+
+A tensor is [tokens, cols]. Plain operators come from `distmk.model.nn`; `Sum`, `Residual`, `FusedAttention` and `Gated`
+come from passes. Fields named after a weight contain the checkpoint's name without `.weight` or `.bias`.
 """
 
 from __future__ import annotations
@@ -15,15 +17,19 @@ from distmk.errors import UsageError, shown
 from distmk.parameter_checks import real
 
 Parallel = Literal["column", "row"]
-"""How a matrix is dealt to ranks: by its outputs, or by its inputs, so that its products are terms of a sum over ranks."""
+"""How a matrix is divided among ranks: by its outputs ("column"), or by its inputs ("row"), so that its products are
+terms of a sum over ranks.
+"""
 
 
-FINITE = (-1e30, 1e30)  # numbers that float32 holds, with products of them
+FINITE = (-1e30, 1e30)  # the range of numbers that float32 can represent together with their products
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows [first_row, first_row + num_rows) of a checkpoint's matrix of `stored_rows` rows, times `scale`, as is its bias."""
+    """Rows [first_row, first_row + num_rows) of a checkpoint's matrix of `stored_rows` rows; they and the bias times
+    `scale`.
+    """
 
     tensor: str
     num_rows: int
@@ -44,9 +50,9 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A tensor of `cols` columns. Nodes are equal if they are the same object, as each is one computation.
+    """A tensor of `cols` columns. Nodes are equal only if they are the same object, because each is one computation.
 
-    Arithmetic with what is no tensor or number raises UsageError.
+    Arithmetic with anything but tensors and numbers raises UsageError.
     """
 
     __array_ufunc__: ClassVar[None] = None  # numpy's numbers and arrays leave arithmetic to this class
@@ -54,7 +60,7 @@ class Node:
     cols: int
 
     def __init_subclass__(cls) -> None:
-        """Dataclasses would write out all inputs of inputs, which share so many that the text has no end."""
+        """A dataclass repr would print all inputs of inputs. They share so many nodes that the text would be endless."""
         cls.__repr__ = Node.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
@@ -82,12 +88,12 @@ class Node:
 
     @property
     def tensors(self) -> list[str]:
-        """The checkpoint's names that it has itself."""
+        """The checkpoint names of this node's own weights."""
         values = [part for value in vars(self).values() for part in (value if isinstance(value, tuple) else (value,))]
         return [v.tensor if isinstance(v, Matrix) else v.weight for v in values if isinstance(v, Matrix | Norm)]
 
     def describe(self, inputs: str = "") -> str:
-        """One line: the operator with its inputs and those attributes that are not as ever."""
+        """One line: the operator with its inputs and the attributes that differ from their defaults."""
         told = [(field, getattr(self, field.name)) for field in fields(self) if field.name != "cols"]
         parts = [
             f"{field.name}={_shown(value)}"
@@ -122,7 +128,7 @@ class Tokens(Node):
 
 @dataclass(frozen=True, eq=False)
 class Embedding(Node):
-    """table[token] * scale, the table dealt to ranks by tokens."""
+    """table[token] * scale. The table is divided among ranks by tokens."""
 
     tokens: Node
     table: str
@@ -138,7 +144,7 @@ class RmsNorm(Node):
 
 @dataclass(frozen=True, eq=False)
 class HeadNorm(Node):
-    """`Norm` of each head, `head_dim` columns."""
+    """`Norm` of each head of `head_dim` columns."""
 
     x: Node
     norm: Norm
@@ -165,7 +171,7 @@ class Slice(Node):
 
 @dataclass(frozen=True, eq=False)
 class Rope(Node):
-    """Rotary embedding of each head's first `rotary_dim` elements (Su et al., arXiv:2104.09864) by a table of the config."""
+    """Rotary embedding of each head's first `rotary_dim` elements (Su et al., arXiv:2104.09864), with a table of the config."""
 
     x: Node
     head_dim: int
@@ -176,7 +182,7 @@ class Rope(Node):
 class Attention(Node):
     """softmax(scores of q k^T) v over the KV cache: causal, grouped queries (Ainslie et al., arXiv:2305.13245).
 
-    window: a query sees that many positions, its own included.
+    window: how many positions a query sees, its own included.
     """
 
     q: Node
@@ -221,7 +227,10 @@ class Softcap(Node):
 
 @dataclass(frozen=True, eq=False)
 class FusedAttention(Node):
-    """`Attention` of the queries, keys and values in `qkv`, which it normalizes by head, rotates and appends itself."""
+    """`Attention` of the queries, keys and values in `qkv`.
+
+    It normalizes them by head, rotates them and appends keys and values.
+    """
 
     qkv: Linear
     head_dim: int
@@ -234,7 +243,7 @@ class FusedAttention(Node):
 
 @dataclass(frozen=True, eq=False)
 class Gated(Node):
-    """activation(gate) * up, of the columns of gate and then up, in the epilogue of their product."""
+    """activation(gate) * up, in the epilogue of one product with the columns of gate and then up."""
 
     gate_up: Linear
     function: str
@@ -242,7 +251,7 @@ class Gated(Node):
 
 @dataclass(frozen=True, eq=False)
 class Sum(Node):
-    """The sum over ranks of what each computes: an all-reduce."""
+    """The sum of x over ranks: an all-reduce."""
 
     x: Node
 
@@ -257,7 +266,7 @@ class Residual(Node):
 
 
 def in_order(output: Node) -> list[Node]:
-    """The nodes that `output` depends on, and itself, each behind its inputs."""
+    """`output` and all nodes that it depends on, each after its inputs."""
     order: list[Node] = []
     seen: set[int] = set()
     stack: list[tuple[Node, Iterator[Node]]] = [(output, iter(output.inputs))]
@@ -276,7 +285,10 @@ def in_order(output: Node) -> list[Node]:
 
 
 def rewrite(output: Node, rule: Callable[[Node], Node]) -> Node:
-    """`output` with every node, once its inputs are rewritten, replaced by what `rule` makes of it (the node: unchanged)."""
+    """`output` with every node replaced by the result of `rule`, after its inputs have been rewritten.
+
+    `rule` may return the node itself.
+    """
     made: dict[int, Node] = {}
     for node in in_order(output):
         changed: dict[str, Any] = {

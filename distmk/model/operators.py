@@ -1,8 +1,11 @@
-"""A model as the operators that tasks compute, in the order in which they run: what compiler passes make of `CausalLM.forward`.
+"""A model as the operators that tasks compute, in the order in which they run.
 
-Independent of ranks and workers. Norms and tables are checkpoint names without `.weight`. x is the residual stream, [tokens,
-hidden_size]. `norm_offset` is added to the weights of an operator's norms: 1 where a checkpoint has them as their distance from 1
-(Gemma). Scales and offsets go into the weights when these are loaded, or to tasks (`DecodeOptions.folds_factors`).
+Compiler passes make them from `CausalLM.forward`.
+
+The operators do not depend on ranks and workers. Norms and tables are checkpoint names without `.weight`. x is the
+residual stream, [tokens, hidden_size]. `norm_offset` is added to the weights of an operator's norms. It is 1 if a
+checkpoint stores a weight minus 1 (Gemma). Scales and offsets are folded into the weights when these are loaded, or
+given to tasks (`DecodeOptions.folds_factors`).
 """
 
 from __future__ import annotations
@@ -27,9 +30,12 @@ class Embedding:
 class SelfAttention:
     """x += post_norm(o(attention(q, k, v of norm(x)))): column-parallel q, k and v, row-parallel o.
 
-    `norm`, `post_norm`: RMSNorm over the rows of x and of what is added to x. `q_norm`, `k_norm`: RMSNorm over each head. Each is
-    None in a model without it. `rope`: the rotary table (`distmk.model.rope`). `window`: positions that a query sees, its own
-    included; None: all up to its own. `scores`: what is made of them before the softmax.
+    norm, post_norm: RMSNorm over the rows of x, and over the rows that are added to x.
+    q_norm, k_norm: RMSNorm over each head.
+    All four norms are None if the model does not have them.
+    rope: the rotary table (`distmk.model.rope`).
+    window: positions that a query sees, its own included; None: all up to its own.
+    scores: how scores are changed before the softmax.
     """
 
     layer: int
@@ -76,9 +82,10 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Head:
-    """Greedy next token of sampled rows: argmax of the logits, scale * table @ norm(x), the table vocabulary-parallel.
+    """Greedy next token of sampled rows: argmax of the logits, scale * table @ norm(x). The table is vocabulary-parallel.
 
-    softcap: what is sampled from, and reported, is softcap * tanh(logits / softcap); None: the logits.
+    softcap: sampling and reports use softcap * tanh(logits / softcap) instead of the logits; None: the logits
+    themselves.
     """
 
     norm: str
@@ -105,5 +112,5 @@ class Model:
 
     @property
     def has_post_norms(self) -> bool:
-        """Whether some operator normalizes what it adds to x."""
+        """Whether some operator normalizes its output before adding it to x."""
         return any(isinstance(op, SelfAttention | Mlp) and op.post_norm is not None for op in self.operators)

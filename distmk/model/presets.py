@@ -1,4 +1,7 @@
-"""Well-known public shapes, by name, for compiling and timing without weights (values of the published configs)."""
+"""Well-known public shapes, by name, for compiling and timing without weights.
+
+The values are those of the published configs.
+"""
 
 from __future__ import annotations
 

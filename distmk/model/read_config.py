@@ -1,4 +1,4 @@
-"""What the `config.json` of most decoders has in common, for the families' `read_config`."""
+"""Reads the part of a `config.json` that most decoders share, for the families' `read_config`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ def read_decoder(
     tie_embeddings: bool = False,
     config: type[ModelConfig] = ModelConfig,
 ) -> ModelConfig:
-    """The config of Hugging Face's keys. Others that would change the result are refused, but for `own`, which the family reads.
+    """The config made from Hugging Face's keys.
 
-    max_position, num_kv_heads, head_dim, bos, eos, tie_embeddings: what absent keys mean, as in transformers' config of the
-    family (None: as many heads as of queries, hidden_size / heads). features: further fields of `config`; those that are not
-    given have their defaults. Reads `rope_theta` and `rope_scaling`, and the `rope_parameters` of transformers 5.
-    ModelError: unusable values.
+    Unknown keys that would change the result are refused, except `own`, which the family reads itself.
+
+    max_position, num_kv_heads, head_dim, bos, eos, tie_embeddings: the meaning of absent keys, as in transformers'
+      config of the family. None stands for as many KV heads as query heads, and for hidden_size / heads.
+    features: further fields of `config`; other fields have their defaults.
+
+    Reads `rope_theta` and `rope_scaling`, and the `rope_parameters` of transformers 5. ModelError: unusable values.
     """
     refuse_unsupported(f, own)
     num_heads, hidden_size = f.integer("num_attention_heads"), f.integer("hidden_size")

@@ -1,4 +1,4 @@
-"""Rotary embedding: its base and scaling as a config.json has them, and the frequencies that follow."""
+"""Rotary embedding: its base and scaling as a config.json stores them, and the frequencies that follow."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ Array = npt.NDArray[np.float32]
 Range = tuple[int, int]
 
 ROPE, LOCAL_ROPE, NO_ROPE = "rope", "local_rope", "no_rope"
-"""Rotary tables: of the config's base and scaling; of that of layers with a window, unscaled; and one that rotates nothing."""
+"""Rotary tables: with the config's base and scaling; with the base of layers with a window, unscaled; and one that
+rotates nothing.
+"""
 
 
 def read_rope(f: Fields, default_max_position: int) -> tuple[float, RopeScaling | None, int]:
     """The rotary base, the scaling, and the longest context in tokens."""
     old_theta, rope = f.number("rope_theta", 10000.0), _rope_fields(f)
     for key, value in rope.values.items():
-        if isinstance(value, Mapping):  # of each type of layers
+        if isinstance(value, Mapping):  # parameters for each type of layer
             raise ModelError(f"{rope.where}: {key} is an object; one set of parameters for all layers was expected")
     for where in (f, rope):
         if where.values.get("rope_theta", 1.0) is None:
@@ -50,7 +52,7 @@ def read_rope(f: Fields, default_max_position: int) -> tuple[float, RopeScaling 
 
 
 def read_partial_rotary_dim(f: Fields, head_dim: int, may_be_partial: bool) -> int | None:
-    """Elements of a head that rotate, None: all. ModelError: some, and not `may_be_partial`."""
+    """The number of elements of a head that rotate; None: all. ModelError: only some rotate, and not `may_be_partial`."""
     factor = _rope_fields(f).number("partial_rotary_factor", f.number("partial_rotary_factor", 1.0))
     if factor == 1.0:
         return None
@@ -62,13 +64,13 @@ def read_partial_rotary_dim(f: Fields, head_dim: int, may_be_partial: bool) -> i
 
 
 def _rope_fields(f: Fields) -> Fields:
-    """As in transformers, a filled `rope_scaling` counts instead of all of `rope_parameters`."""
+    """The rotary parameters. As in transformers, a filled `rope_scaling` replaces all of `rope_parameters`."""
     old = f.sub("rope_scaling")
     return old if old.values else f.sub("rope_parameters")
 
 
 def check_rope(config: ModelConfig, where: str) -> None:
-    """ModelError, naming `where`: the rotated elements, the scaling, the head size and the base do not go together."""
+    """ModelError, naming `where`: the rotated elements, the scaling, the head size and the base do not fit each other."""
     dim, scaling, factors = config.rotary_dim, config.rope_scaling, config.rope_freq_factors
     half, heads = dim // 2, f"head_dim {config.head_dim}"
     if config.partial_rotary_dim is not None:
@@ -90,17 +92,17 @@ def check_rope(config: ModelConfig, where: str) -> None:
 
 
 def attention_factor(config: ModelConfig) -> float:
-    """What multiplies the cosines and sines of every position."""
+    """The factor of the cosines and sines of every position."""
     scaling = config.rope_scaling
     return scaling.attention_factor if isinstance(scaling, (YarnScaling, LongRopeScaling)) else 1.0
 
 
 def rotation_order(config: ModelConfig) -> tuple[Range, ...]:
-    """The order in which tasks have the elements of a query or key head, as ranges of a checkpoint's.
+    """The order in which tasks store the elements of a query or key head, as ranges of the checkpoint's order.
 
-    A checkpoint's pairs are (i, i + rotary_dim / 2), with the elements that do not rotate behind them. Tasks rotate pairs
-    (i, i + head_dim / 2), so the others become the last pairs, which the table leaves as they are. Scores do not depend on the
-    order.
+    A checkpoint's pairs are (i, i + rotary_dim / 2), followed by the elements that do not rotate. Tasks rotate pairs
+    (i, i + head_dim / 2), so the elements that do not rotate become the last pairs, and the table leaves these
+    unchanged. Scores do not depend on the order.
     """
     dim, half = config.rotary_dim, config.head_dim // 2
     if dim == config.head_dim:
@@ -110,9 +112,10 @@ def rotation_order(config: ModelConfig) -> tuple[Range, ...]:
 
 
 def rope_table(config: ModelConfig, num_positions: int, table: str = ROPE) -> Array:
-    """float32 [num_positions, head_dim]: cosines, then sines, of every position's angles (RoPE, arXiv:2104.09864), times the
-    attention factor of YaRN or LongRoPE; 1 and 0 of pairs that do not rotate (`rotation_order`). `num_positions`: of the longest
-    sequence of the run. UsageError: no table of that name.
+    """float32 [num_positions, head_dim]: cosines, then sines, of every position's angles (RoPE, arXiv:2104.09864).
+
+    The values include the attention factor of YaRN or LongRoPE. Pairs that do not rotate (`rotation_order`) have 1 and
+    0. `num_positions`: the length of the longest sequence of the run. UsageError: there is no table of that name.
     """
     half, num_pairs = config.head_dim // 2, config.rotary_dim // 2
     values = np.repeat(np.array([[1.0, 0.0]], np.float32), half, axis=1).repeat(num_positions, axis=0)
@@ -135,10 +138,11 @@ def rope_table(config: ModelConfig, num_positions: int, table: str = ROPE) -> Ar
 def inv_freq(config: ModelConfig, num_positions: int = 0) -> Array:
     """The rotary frequencies in radians per position, float32 [rotary_dim / 2], for contexts of up to `num_positions`.
 
-    Plain: theta ** (-2i / rotary_dim), from Su et al., "RoFormer" (arXiv 2104.09864), section 3.2. Scaled: as transformers'
-    `ROPE_INIT_FUNCTIONS` compute it. Dynamic NTK and LongRoPE depend on `num_positions`, and hold for all positions of a run:
-    keys in a KV cache cannot be rotated again when a sequence grows. Intermediate results are rounded to float32 where that
-    code rounds them, as the rounding of a frequency is visible at position 100,000.
+    Plain: theta ** (-2i / rotary_dim), from Su et al., "RoFormer" (arXiv 2104.09864), section 3.2. Scaled: as
+    transformers' `ROPE_INIT_FUNCTIONS` compute it. Dynamic NTK and LongRoPE depend on `num_positions` and hold for all
+    positions of a run, because keys in a KV cache cannot be rotated again when a sequence grows. Intermediate results
+    are rounded to float32 at the same places as in that code, because the rounding of a frequency is visible at
+    position 100,000.
     """
     scaling = config.rope_scaling
     power = _powers(config.rotary_dim, _base(config, num_positions))
@@ -159,7 +163,7 @@ def inv_freq(config: ModelConfig, num_positions: int = 0) -> Array:
 
 
 def _base(config: ModelConfig, num_positions: int) -> float:
-    """theta, which dynamic NTK raises for a context longer than that of pretraining."""
+    """theta; dynamic NTK raises it for a context longer than that of pretraining."""
     scaling = config.rope_scaling
     if not isinstance(scaling, DynamicScaling):
         return config.rope_theta
@@ -178,7 +182,7 @@ def _yarn(config: ModelConfig, scaling: YarnScaling, freq: Array) -> Array:
     """YaRN, section 3.2: `_compute_yarn_parameters` of transformers."""
 
     def dimension(turns: float) -> float:
-        """The dimension, of rotary_dim / 2, whose pair turns so often in `original_max_position` positions."""
+        """The dimension, of rotary_dim / 2, whose pair makes `turns` turns in `original_max_position` positions."""
         positions = scaling.original_max_position / (turns * 2 * math.pi)
         return config.rotary_dim * math.log(positions) / (2 * math.log(config.rope_theta))
 

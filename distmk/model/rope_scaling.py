@@ -1,4 +1,4 @@
-"""Scaling of rotary frequencies for contexts longer than those of pretraining: the kinds, and how a config.json has them."""
+"""Scaling of rotary frequencies for contexts longer than that of pretraining: the kinds, and how a config.json stores them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from distmk.errors import ModelError, shown
 from distmk.model.json_fields import Fields
 
 KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
-"""Of `rope_type` in a config.json, as in transformers' `ROPE_INIT_FUNCTIONS`."""
+"""Values of `rope_type` in a config.json, as in transformers' `ROPE_INIT_FUNCTIONS`."""
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
     """Llama 3.1's scaling of the rotary wavelengths ("llama3" in Hugging Face's `rope_type`).
 
-    Wavelengths, in positions, above `original_max_position / low_freq_factor` grow by `factor`, those below
-    `original_max_position / high_freq_factor` stay, and those between are interpolated.
+    Wavelengths, in positions, above `original_max_position / low_freq_factor` grow by `factor`. Wavelengths below
+    `original_max_position / high_freq_factor` stay. Those in between are interpolated.
     """
 
     factor: float
@@ -35,7 +35,7 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class DynamicScaling:
-    """The base grows with a context longer than `original_max_position` ("dynamic NTK"); shorter ones are not scaled."""
+    """The base grows with a context longer than `original_max_position` ("dynamic NTK"); shorter contexts are not scaled."""
 
     factor: float
     original_max_position: int
@@ -43,10 +43,11 @@ class DynamicScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """YaRN (Peng et al., arXiv:2309.00071): wavelengths that turn fewer than `beta_slow` times in `original_max_position`
-    positions grow by `factor`, those that turn more than `beta_fast` times stay, and those between are interpolated.
+    """YaRN (Peng et al., arXiv:2309.00071).
 
-    truncate: whether the range between is widened to whole dimensions. attention_factor: multiplies cosines and sines.
+    Wavelengths that turn fewer than `beta_slow` times in `original_max_position` positions grow by `factor`.
+    Wavelengths that turn more than `beta_fast` times stay. Those in between are interpolated. truncate: whether the
+    range in between is widened to whole dimensions. attention_factor: a factor of cosines and sines.
     """
 
     factor: float
@@ -59,8 +60,9 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class LongRopeScaling:
-    """LongRoPE (Ding et al., arXiv:2402.13753): each wavelength grows by its own factor, in a context longer than
-    `original_max_position` by that of `long_factor`, else of `short_factor`, both [rotary_dim / 2].
+    """LongRoPE (Ding et al., arXiv:2402.13753): each wavelength grows by its own factor, [rotary_dim / 2].
+
+    In a context longer than `original_max_position` the factors are those of `long_factor`, else of `short_factor`.
     """
 
     original_max_position: int
@@ -73,7 +75,10 @@ RopeScaling = Llama3Scaling | LinearScaling | DynamicScaling | YarnScaling | Lon
 
 
 def read_scaling(f: Fields, rope: Fields, max_position: int) -> RopeScaling | None:
-    """The scaling that `rope`, an object of the config `f`, asks for; None: none. ModelError: another kind, or bad numbers."""
+    """The scaling that `rope`, an object of the config `f`, asks for; None: no scaling.
+
+    ModelError: another kind, or bad numbers.
+    """
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # its name in the first Phi-3 models
     if kind not in KINDS:
@@ -85,7 +90,7 @@ def read_scaling(f: Fields, rope: Fields, max_position: int) -> RopeScaling | No
         return LinearScaling(_factor(rope))
     if kind == "dynamic":
         return DynamicScaling(_factor(rope, 1.0), max_position)
-    # transformers takes a number beside `rope_scaling` before that inside it.
+    # A number beside `rope_scaling` has precedence over one inside it, as in transformers.
     original = f.integer(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position)
     )
@@ -109,16 +114,16 @@ def context_length(scaling: RopeScaling | None, max_position: int) -> int:
 
 
 def pretraining_length(scaling: RopeScaling | None) -> int | None:
-    """The length of pretraining in tokens, if frequencies depend on whether a context is longer; None: they do not.
+    """The length of pretraining in tokens, if longer contexts have other frequencies; None: they have the same.
 
-    transformers chooses such frequencies by the length of each text. A run has one choice, by the longest text that it takes,
-    because keys in a KV cache cannot be rotated again.
+    transformers chooses such frequencies by the length of each text. A run chooses once, by the longest text that it
+    accepts, because keys in a KV cache cannot be rotated again.
     """
     return scaling.original_max_position if isinstance(scaling, (DynamicScaling, LongRopeScaling)) else None
 
 
 def yarn_attention_factor(factor: float, multiplier: float = 1.0) -> float:
-    """The paper's section 3.4: cosines and sines grow by this where wavelengths grow by `factor`."""
+    """The paper's section 3.4: if wavelengths grow by `factor`, cosines and sines grow by this."""
     return 0.1 * multiplier * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 

@@ -1,4 +1,4 @@
-"""The part of a model that each rank holds. Heads, MLP columns and vocabulary need not divide by the number of ranks."""
+"""The part of a model that each rank has. Heads, MLP columns and vocabulary need not be divisible by the number of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Range = tuple[int, int]
 
 
 def partition(total: int, num_parts: int) -> tuple[Range, ...]:
-    """`num_parts` consecutive ranges that cover [0, total), with sizes that differ by one at most."""
+    """`num_parts` consecutive ranges that cover [0, total). Their sizes differ by at most one."""
     return tuple((total * part // num_parts, total * (part + 1) // num_parts) for part in range(num_parts))
 
 
@@ -20,7 +20,8 @@ def partition(total: int, num_parts: int) -> tuple[Range, ...]:
 class Shard:
     """One rank's query heads, KV heads, MLP columns and vocabulary rows, as ranges over the whole model.
 
-    `kv_heads` are the KV heads that the rank's query heads use. A KV head that query heads of two ranks use is held by both.
+    `kv_heads` are the KV heads that the rank's query heads use. If query heads of two ranks use a KV head, both ranks
+    have it.
     """
 
     heads: Range

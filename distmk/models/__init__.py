@@ -1,7 +1,8 @@
-"""The model families, one file each, and where a checkpoint's family is found.
+"""The model families, one file each, and the look-up of a checkpoint's family.
 
-Every module of this package is imported with it, so a new file registers its family by being here. Another package registers
-its own with `distmk.register_model`, in a module that it names as an entry point of the group `distmk.models`.
+Importing this package imports all of its modules, so a new file registers its family by being here. Other packages
+register their own with `distmk.register_model`, in a module that they name as an entry point of the group
+`distmk.models`.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 @functools.lru_cache(maxsize=4)
 def _compiled(cls: type[CausalLM], config: ModelConfig) -> Model:
-    """Kept, as a start asks for it several times. A class may be defined anew, so its family is not enough."""
+    """Cached, because a start asks for it several times. A class may be defined anew, so the family alone is not a key."""
     return cls(config).compile()
 
 
 def _family_of(f: Fields) -> type[CausalLM]:
-    """By the `architectures` key, else by `model_type`."""
+    """The class that the `architectures` key names, else the one for `model_type`."""
     _load_entry_points()
     models = architectures()
     supported = ", ".join(models)
@@ -97,7 +98,7 @@ def _family_of(f: Fields) -> type[CausalLM]:
 
 @functools.cache
 def _load_entry_points() -> None:
-    """Import the modules that other packages name. ModelError: one cannot be imported."""
+    """Import the modules that other packages name. ModelError: one of them cannot be imported."""
     for entry in entry_points(group=ENTRY_POINTS):
         try:
             entry.load()

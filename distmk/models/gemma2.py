@@ -1,4 +1,4 @@
-"""Gemma 2 (arXiv:2408.00118): GeGLU, norms before and behind attention and MLP, soft caps, windows in every other layer."""
+"""Gemma 2 (arXiv:2408.00118): GeGLU, norms before and after attention and MLP, soft caps, windows in every other layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULTS: Mapping[str, Any] = {"num_kv_heads": 4, "head_dim": 256, "bos": (2,), 
 
 @register_model("Gemma2ForCausalLM", "gemma2")
 class Gemma2(Llama):
-    norm_offset = 1.0  # a weight of 0 leaves its column as it is
+    norm_offset = 1.0  # a weight of 0 leaves its column unchanged
     activate = staticmethod(nn.gelu_tanh)
 
     @classmethod
@@ -51,7 +51,7 @@ class Gemma2(Llama):
 
 
 def read_features(f: Fields, every: int) -> dict[str, Any]:
-    """What Gemma 2 and 3 have in common. Without `layer_types`, every so many layers one has no window."""
+    """The features that Gemma 2 and 3 share. Without `layer_types`, every `every`-th layer has no window."""
     function = f.values.get("hidden_activation") or f.values.get("hidden_act") or "gelu_pytorch_tanh"
     if function != "gelu_pytorch_tanh":
         raise ModelError(f"{f.where}: hidden_activation {function!r} is not supported; only 'gelu_pytorch_tanh' is")
@@ -70,5 +70,5 @@ def _cap(f: Fields, key: str, default: float) -> float | None:
 
 
 def _embedding_scale(hidden_size: int) -> float:
-    """The square root as bfloat16, as the models' authors have it."""
+    """The square root, rounded to bfloat16 as in the authors' code."""
     return float(bf16_to_f32(f32_to_bf16(np.sqrt(np.array([hidden_size], np.float32))))[0])

@@ -1,4 +1,4 @@
-"""Gemma 3, text (arXiv:2503.19786): Gemma 2 with norms of query and key heads, not soft caps, and a rotary base for windows."""
+"""Gemma 3, text (arXiv:2503.19786): Gemma 2 with norms of query and key heads, no soft caps, and a rotary base for windows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Gemma3(Gemma2):
 
 
 def _full_rope(f: Fields) -> tuple[Fields, float]:
-    """The config with the rotary parameters of layers without a window alone, and the base of those with one."""
+    """The config with only the rotary parameters of layers without a window, and the base for layers with one."""
     ropes = f.sub("rope_parameters")
     local = ropes.sub("sliding_attention")
     if not local.values:

@@ -17,7 +17,7 @@ from distmk.models.llama import Llama
 @dataclass(frozen=True, kw_only=True)
 class GraniteConfig(ModelConfig):
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and MLP add to the residual stream
+    residual_scale: float = 1.0  # factor of attention's and the MLP's outputs
     logits_scale: float = 1.0
 
 

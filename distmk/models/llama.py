@@ -1,4 +1,4 @@
-"""Llama 1 to 3 (Touvron et al., arXiv:2302.13971), and what has their architecture, as SmolLM2."""
+"""Llama 1 to 3 (Touvron et al., arXiv:2302.13971), and models of the same architecture, such as SmolLM2."""
 
 from __future__ import annotations
 

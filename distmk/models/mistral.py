@@ -1,4 +1,4 @@
-"""Mistral (arXiv:2310.06825): Llama, in its first version with a sliding window in every layer."""
+"""Mistral (arXiv:2310.06825): Llama; its first version has a sliding window in every layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distmk.model.json_fields import Fields
 from distmk.model.read_config import read_decoder
 from distmk.models.llama import Llama
 
-WINDOW = 4096  # of a config without the key
+WINDOW = 4096  # for a config without the key
 
 
 @register_model("MistralForCausalLM", "mistral")

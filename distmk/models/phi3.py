@@ -1,5 +1,7 @@
-"""Phi-3 (arXiv:2404.14219) and Phi-4-mini (arXiv:2503.01743): Llama whose checkpoints hold q, k and v in one matrix, and gate
-and up in another. Phi-4-mini rotates three quarters of each head.
+"""Phi-3 (arXiv:2404.14219) and Phi-4-mini (arXiv:2503.01743): Llama, but checkpoints store q, k and v in one matrix,
+and gate and up in another.
+
+Phi-4-mini rotates three quarters of each head.
 """
 
 from __future__ import annotations

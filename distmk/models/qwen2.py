@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama with biases of queries, keys and values, whatever the config says of biases."""
+"""Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama with biases for queries, keys and values, whatever the config says."""
 
 from __future__ import annotations
 

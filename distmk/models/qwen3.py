@@ -16,5 +16,5 @@ class Qwen3(Llama):
     def read_config(cls, f: Fields) -> ModelConfig:
         bias, windows = f.flag("attention_bias"), layer_windows(f, read_num_layers(f), True)
         features = {"qkv_bias": bias, "o_bias": bias, "qk_norm": True, "windows": windows}
-        own = ("use_qk_norm",)  # what the family does anyway
+        own = ("use_qk_norm",)  # the family does this anyway
         return read_decoder(f, cls.family, features, own=own, num_kv_heads=32, head_dim=128, max_position=32768)

@@ -1,8 +1,9 @@
-"""A program as a file, of which a rank reads its own part, and other ranks' parts only on demand.
+"""A program as a file. A rank reads its own part, and other ranks' parts only on demand.
 
-A numpy archive (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html) with one entry that all ranks share
-and three for each rank: the program's bytes, its names, and its weights; and the same for each program that takes turns with it.
-The archive's checksums find damage; a rank's bytes must also have the digest that went into the program's fingerprint.
+The file is a numpy archive (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html). For each program
+of the launch it has one entry that all ranks share, and three for each rank: the program's bytes, its names, and its
+weights. The archive's checksums find damage. In addition, a rank's bytes must have the digest that is part of the
+program's fingerprint.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ LAYOUT_FIELDS = (*HEADER_FIELDS, "local_bytes")
 
 
 class DamagedFile(DistmkError):
-    """A file that holds no program, or not all of it."""
+    """A file that contains no program, or only part of one."""
 
 
 @dataclass
 class SavedProgram(Program):
-    """A program from a file. `placement` has all buffers, and the weights of the rank that read it."""
+    """A program from a file. `placement` has all buffers, but only the weights of the rank that read it."""
 
     digests: tuple[str, ...] = ()
 
@@ -76,11 +77,11 @@ def _entries(program: Program) -> dict[str, npt.NDArray[np.uint8]]:
 def load(path: Path, rank: int) -> SavedProgram:
     """Read the program at `path` on `rank`.
 
-    DamagedFile: it cannot be read, or is not what was saved. UsageError: it has tasks of types that are not registered, or not
-    as they were when it was saved.
+    DamagedFile: it cannot be read, or differs from what was saved. UsageError: it has tasks of types that are not
+    registered, or that have changed since it was saved.
     """
     with _reading(path):
-        archive = np.load(path)  # stays open: the file may be replaced or removed meanwhile
+        archive = np.load(path)  # stays open, because the file may be replaced or removed
         num_programs = 1 + max(int(name.partition(".")[0]) for name in archive.files)
     first, *others = (_load(path, archive, index, rank) for index in range(num_programs))
     return dataclasses.replace(first, others=tuple(others))
@@ -97,12 +98,12 @@ def _load(path: Path, archive: Any, index: int, rank: int) -> SavedProgram:
         fields = {name: shared[name] for name in LAYOUT_FIELDS} | {"local_bytes": tuple(shared["local_bytes"])}
         placement = Placement((*buffers.values(), *weights.values()), buffers, weights, **fields)
         ranks = _Ranks(path, archive, index, tuple(shared["digests"]))
-    _check_own_types(path, ranks[rank])  # read now, when the caller can still compile a damaged program anew
+    _check_own_types(path, ranks[rank])  # read now, while the caller can still compile a damaged program anew
     return SavedProgram(ranks, placement, digests=ranks.digests)
 
 
 def _check_own_types(path: Path, part: RankProgram) -> None:
-    """UsageError: the program's registered types are not here, or have other arguments or traits than when it was saved."""
+    """UsageError: the program's registered types are missing, or have other arguments or traits than when it was saved."""
     needed_by = f"the saved program {path}"
     if part.own_types and part.header.abi_hash != abi_hash(find_types(part.own_types, needed_by)):
         text = f"{needed_by} was saved with other arguments or traits of {', '.join(part.own_types)}"
@@ -174,7 +175,7 @@ def _value(text: npt.NDArray[np.uint8]) -> Any:
 
 
 def _indexed(names: Sequence[str]) -> list[Any]:
-    """The distinct names, and the index into them of each name: there are few distinct ones."""
+    """The distinct names, which are few, and for each name its index into them."""
     index = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return [list(index), [index[name] for name in names]]
 

@@ -1,4 +1,4 @@
-"""What a program takes beside its KV cache, before it is compiled: the size of the cache depends on it."""
+"""The memory of a program without its KV cache, computed before compilation because the size of the cache depends on it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from distmk.model.shards import shard_model
 from distmk.models import build_model
 from distmk.program.layout import place
 
-_FEW_LAYERS = 3  # from which on layers are alike
+_FEW_LAYERS = 3  # from this number on, layers are alike
 _BF16_BYTES = 2
 
 
 @dataclass(frozen=True)
 class FixedMemory:
-    """Bytes of a program without its KV cache: of each rank's arena, and of the heap without events."""
+    """Bytes of a program without its KV cache: each rank's arena, and the heap without events."""
 
     local: tuple[int, ...]
     heap: int
 
 
 def fixed_memory(config: ModelConfig, options: DecodeOptions) -> FixedMemory:
-    """The memory of a program whatever its number of pages, in a time that does not depend on the number of layers if they are
-    alike.
+    """The memory of a program, whatever its number of pages.
 
-    Later layers have the same weights, and what else they have reuses the buffers of earlier ones.
+    If the layers are alike, the computation time does not depend on their number. Each later layer adds weights of the
+    same size; its other data uses the buffers of earlier layers again.
     """
     if config.num_layers <= _FEW_LAYERS + 1 or not config.layers_are_alike:
         return _placed(config, options)
@@ -40,7 +40,7 @@ def fixed_memory(config: ModelConfig, options: DecodeOptions) -> FixedMemory:
 
 
 def page_bytes(config: ModelConfig, options: DecodeOptions) -> int:
-    """Bytes of a page of the KV cache in all layers of a rank."""
+    """Bytes of a KV cache page in all layers of a rank."""
     num_kv = max(shard.num_kv for shard in shard_model(config, options.num_ranks))
     cached = 2 * config.num_layers * num_kv * config.head_dim * options.page_size * _BF16_BYTES
     return cached + ctypes.sizeof(KvPage)

@@ -1,4 +1,4 @@
-"""Memory layout: offsets on the symmetric heap, the same on every rank, and in each rank's own arena."""
+"""Memory layout: offsets on the symmetric heap, which are the same on every rank, and in each rank's own arena."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Slab, Weight
 
 ALIGN_BYTES = 256
 MAX_RING_ENTRIES = 256
-# What every rank's header repeats of the layout.
+# The numbers of the layout that every rank's header repeats.
 HEADER_FIELDS = ("events_heap_offset", "rings_heap_offset", "jit_capacity", "zeroed_heap_bytes", "heap_bytes")
 
 
@@ -49,7 +49,10 @@ class Placement:
     local_bytes: tuple[int, ...]  # by rank
 
     def operand(self, ref: Region | Slab | Weight | None) -> int:
-        """The operand (abi) of the first byte of a region, slab or weight; 0 for None. UsageError: it is of another graph."""
+        """The operand (abi) of the first byte of a region, slab or weight; 0 for None.
+
+        UsageError: it belongs to another graph.
+        """
         try:
             return 0 if ref is None else self._operand(ref)
         except KeyError:
@@ -71,8 +74,9 @@ def align(offset: int) -> int:
 
 
 def _ring_capacity(graph: Graph) -> int:
-    """Entries of a worker's just-in-time ring: its instances of the largest launch, at most MAX_RING_ENTRIES, rounded up to a
-    power of two. A full ring only delays its scheduler.
+    """Entries of a worker's just-in-time ring: its instances of the largest launch, rounded up to a power of two.
+
+    The number is at most MAX_RING_ENTRIES; a full ring only delays its scheduler.
     """
     dispatched = (task for task in graph.tasks if task.launch not in LISTED)
     largest = max((task.max_instances() for task in dispatched), default=1)
@@ -81,9 +85,9 @@ def _ring_capacity(graph: Graph) -> int:
 
 
 def place(graphs: Sequence[Graph], num_events: Sequence[int]) -> tuple[Placement, ...]:
-    """Lay out the graphs of programs that take turns, with so many event counters a rank each. Lamport buffers come first.
+    """Lay out the graphs of all row buckets. `num_events`: event counters per rank, by graph. Lamport buffers come first.
 
-    A buffer or weight that several graphs have is one piece of memory; events and rings are each program's own.
+    A buffer or weight that several graphs have is one piece of memory. Each program has its own events and rings.
     """
     arena = _Arena(graphs[0].num_ranks)
     arena.heap = align(ctypes.sizeof(Control))
@@ -113,7 +117,7 @@ def place(graphs: Sequence[Graph], num_events: Sequence[int]) -> tuple[Placement
 
 
 class _Arena:
-    """Memory that is handed out from its beginning: the symmetric heap, and each rank's own."""
+    """Memory that is given out from its beginning: the symmetric heap, and each rank's own arena."""
 
     def __init__(self, num_ranks: int) -> None:
         self.heap = 0

@@ -1,4 +1,4 @@
-"""Messages between hosts in an iteration of a program: data with the signals behind it, or signals alone."""
+"""Messages between hosts in an iteration of a program. A message is data followed by its signals, or signals alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from distmk.tasks import TASK_TYPES
 
 
 def messages_between_hosts(tables: ProgramTables) -> Ints:
-    """int64 [num_tasks]: ranks of other hosts to which a task writes, or whose events it signals, each time that it runs.
+    """int64 [num_tasks]: the number of ranks of other hosts that a task writes to or signals, each time it runs.
 
-    The scheduler step may take two puts for such a message: the batch metadata, and the page tables if they changed.
+    The scheduler step may need two puts for such a message: the batch metadata, and the page tables if they have
+    changed.
     """
     hosts = np.array([part.header.host for part in tables.ranks])
     if not hosts.any():
@@ -31,7 +32,7 @@ def messages_between_hosts(tables: ProgramTables) -> Ints:
 
 
 def messages_by_op(program: Program) -> dict[str, int]:
-    """Messages between hosts in an iteration, by operator; operators without any are left out."""
+    """Messages between hosts in an iteration, by operator; operators without messages are left out."""
     tables = read_tables(program)
     found: dict[str, int] = {}
     for name, count in zip(tables.task_names(), messages_between_hosts(tables).tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""A program: everything a launch needs, as bytes. `compile_graph` makes it of a graph; `reader` decodes it."""
+"""A program: everything that a launch needs, as bytes. `compile_graph` makes it from a graph; `reader` decodes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from distmk.tasks.own_types import find_types, types_for
 
 
 class Section(NamedTuple):
-    """An array of `struct` behind the header; `count_field` of the header is its length, `<name>_offset` its place."""
+    """An array of `struct` after the header. The header gives its length in `count_field` and its place in `<name>_offset`."""
 
     name: str
     struct: Any
@@ -44,9 +44,10 @@ SECTIONS = (
 class RankProgram:
     """One rank's part: header and sections, as ctypes structures and arrays.
 
-    Descriptors of a worker's queue are consecutive. A spread task has a descriptor in every queue; these share its waits and
-    triggers. `task_names[i]` names the operator of descriptor i, `event_names[e]` event e, in messages and traces. `own_types`:
-    the registered types (`tasks.own_types`) in the runtime that runs the program, the same on all ranks.
+    Descriptors of a worker's queue are consecutive. A spread task has a descriptor in every queue; these share its
+    waits and triggers. In messages and traces, `task_names[i]` is the operator of descriptor i, and `event_names[e]`
+    names event e. `own_types`: the registered types (`tasks.own_types`) of the runtime that runs the program, the same
+    on all ranks.
     """
 
     header: ProgramHeader
@@ -57,7 +58,7 @@ class RankProgram:
     launches: Any
     task_names: list[str]
     event_names: list[str]
-    weight_bytes: int  # of weights streamed a step
+    weight_bytes: int  # weights streamed in a step
     own_types: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
@@ -71,8 +72,10 @@ class RankProgram:
 
 @dataclass
 class Program:
-    """All ranks' programs and the memory layout. others: the programs that take turns with this one in a launch, which it begins;
-    they have the same ranks and workers, and their layouts are parts of one.
+    """All ranks' programs and the memory layout.
+
+    others: the programs of the launch's other row buckets; the launch begins with this one. They have the same ranks
+    and workers, and share one memory layout.
     """
 
     ranks: Sequence[RankProgram]
@@ -90,7 +93,7 @@ class Program:
 
     @property
     def host_sizes(self) -> tuple[int, ...]:
-        """Numbers of consecutive ranks that share memory."""
+        """For each host, the number of its consecutive ranks, which share memory."""
         return tuple(Counter(part.header.host for part in self.ranks).values())
 
     def fingerprint(self) -> str:
@@ -105,9 +108,11 @@ def join_digests(digests: Sequence[str]) -> str:
 
 @no_collection()
 def compile_graph(*graphs: Graph) -> Program:
-    """Graph -> events -> memory layout -> program; of several graphs, programs that take turns, of which the first begins.
+    """Graph -> events -> memory layout -> program.
 
-    UsageError: a graph cannot be ordered (`sync.events.derive`), or a task's arguments are not those of its type.
+    Several graphs give the programs of several row buckets; the first one begins.
+
+    UsageError: a graph cannot be ordered (`sync.events.derive`), or a task's arguments do not fit its type.
     """
     wirings = [derive(graph) for graph in graphs]
     placements = place(graphs, [max(1, *(len(events) for events in wiring.events)) for wiring in wirings])
@@ -163,7 +168,7 @@ def _assemble(graph: Graph, wiring: Wiring, placement: Placement, rank: int, ind
 
 
 def _partition(graph: Graph, indices: list[int]) -> tuple[list[list[int]], list[int]]:
-    """The tasks of every worker's queue, and those that schedulers dispatch, in program order."""
+    """The tasks of every worker's queue, and the tasks that schedulers dispatch, in program order."""
     queued: list[list[int]] = [[] for _ in range(graph.num_workers)]
     dispatched: list[int] = []
     for index in indices:
@@ -179,7 +184,7 @@ def _partition(graph: Graph, indices: list[int]) -> tuple[list[list[int]], list[
 
 
 def _descriptors(graph: Graph, wiring: Wiring, placement: Placement, order: list[int]) -> ctypes.Array[TaskDesc]:
-    """Descriptors of the tasks `order`, which has a spread task once for every worker: with the same bytes each time."""
+    """Descriptors of the tasks `order`. A spread task is there once for every worker, with the same bytes each time."""
     descs = (TaskDesc * len(order))()
     spread: dict[int, TaskDesc] = {}
     wait_begin = trigger_begin = 0
@@ -194,7 +199,7 @@ def _descriptors(graph: Graph, wiring: Wiring, placement: Placement, order: list
         wait_begin += desc.num_waits
         trigger_begin += desc.num_triggers
         if task.launch is LaunchKind.SPREAD:
-            # All start with the same worker, so that its assignment for one of them also serves for the next.
+            # All of them start with the same worker, so that its assignment for one also serves for the next.
             desc.first_worker = 0
             spread[index] = desc
     return descs
@@ -246,5 +251,5 @@ def _fill_header(part: RankProgram, graph: Graph, wiring: Wiring, placement: Pla
 
 
 def decode_args(desc: TaskDesc) -> Any:
-    """The argument struct inside a descriptor; shares its memory."""
+    """The argument struct inside a descriptor, in the descriptor's memory."""
     return TASK_TYPES[desc.type].Args.from_buffer(desc, TaskDesc.args.offset)

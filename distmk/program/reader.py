@@ -1,7 +1,7 @@
-"""A program's bytes as flat arrays over all ranks: tasks, queues, waits and triggers. `check` and `trace` read with it.
+"""A program's bytes as flat arrays over all ranks: tasks, queues, waits and triggers. `check` and `trace` use it.
 
-Tasks share one numbering, rank 0's first, then rank 1's; so do events. Any bytes can be read: a reference that points
-outside its table is left out, and `distmk.check` refuses a program that has one.
+Tasks have one numbering: rank 0's first, then rank 1's, and so on. Events are numbered in the same way. Any bytes can
+be read. A reference that points outside its table is left out, and `distmk.check` refuses a program that has one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Descriptors = npt.NDArray[Any]  # structured, the fields of TaskDesc
 
 
 def as_array(section: Any, struct: Any) -> npt.NDArray[Any]:
-    """A section (ctypes array) of a program as a numpy array of the same fields; shares its memory."""
+    """A section (ctypes array) of a program as a numpy array with the same fields, in the same memory."""
     dtype: np.dtype[Any] = np.dtype(struct)
     return np.frombuffer(section, dtype) if len(section) else np.empty(0, dtype)
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """One element a task: int64 or bool [num_tasks]."""
+    """One element per task: int64 or bool [num_tasks]."""
 
     rank: Ints
     type: Ints  # tasks.TASK_TYPES
@@ -45,7 +45,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Waits:
-    """One element a wait, in task order: int64 [num_waits]."""
+    """One element per wait, in task order: int64 [num_waits]."""
 
     task: Ints
     event: Ints  # -1: the rank has no such event
@@ -56,7 +56,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Triggers:
-    """One element a trigger, in task order: int64 [num_triggers]."""
+    """One element per trigger, in task order: int64 [num_triggers]."""
 
     task: Ints
     event: Ints  # -1: there is no such rank, or it has no such event
@@ -70,15 +70,15 @@ class ProgramTables:
 
     program: Program
     num_ranks: int
-    num_workers: int  # of a rank
-    num_schedulers: int  # of a rank
+    num_workers: int  # workers per rank
+    num_schedulers: int  # schedulers per rank
     first_task: Ints  # [num_ranks + 1]: the first task of each rank, and the number of tasks
-    first_event: Ints  # [num_ranks + 1]: likewise
+    first_event: Ints  # [num_ranks + 1]: the first event of each rank, and the number of events
     event_rank: Ints  # [num_events]
     descriptor_of: list[Ints]  # by rank: the (first) descriptor of each of its tasks
     task_of: list[Ints]  # by rank: the task of each of its descriptors
     tasks: Tasks
-    queues: list[Ints]  # by rank * num_workers + worker: its tasks, in the order they run
+    queues: list[Ints]  # by rank * num_workers + worker: its tasks, in the order in which they run
     launches: list[list[int]]  # by rank: the tasks that its schedulers dispatch
     waits: Waits
     triggers: Triggers
@@ -107,7 +107,7 @@ class ProgramTables:
         return [name for part in self.ranks for name in part.event_names]
 
     def describe_task(self, task: int, worker: int = -1) -> str:
-        """Name, rank and worker of a task; of a spread task's copy where `worker` is given."""
+        """Name, rank and worker of a task. With `worker`: of that worker's copy of a spread task."""
         rank = int(self.tasks.rank[task])
         index = int(self.descriptor_of[rank][task - self.first_task[rank]])
         worker = max(worker, int(self.tasks.worker[task]))
@@ -125,7 +125,8 @@ class ProgramTables:
 def read_tables(program: Program, *, merge_copies: bool = True) -> ProgramTables:
     """Decode `program`.
 
-    `merge_copies`: a spread task, which has a descriptor in every worker's queue, is one task; else one a worker.
+    `merge_copies`: a spread task, which has a descriptor in every worker's queue, is one task; otherwise each copy is a
+    task.
     """
     ranks = program.ranks
     num_ranks, num_workers = len(ranks), int(ranks[0].header.num_workers)
@@ -162,18 +163,21 @@ def read_tables(program: Program, *, merge_copies: bool = True) -> ProgramTables
 
 
 def queue_range(queue: Queue, num_descriptors: int) -> tuple[int, int]:
-    """The descriptors [begin, end) of a worker's queue; none where they are not all there."""
+    """The descriptors [begin, end) of a worker's queue; an empty range if some of them do not exist."""
     begin, end = queue.begin, queue.begin + queue.count
     return (begin, end) if end <= num_descriptors else (0, 0)
 
 
 def _name(names: list[str], index: int, kind: str) -> str:
-    """`names[index]`, or the bare index where the list of names is short."""
+    """`names[index]`, or the bare index if the list of names is too short."""
     return names[index] if 0 <= index < len(names) else f"{kind} {index}"
 
 
 def _merged(descs: Descriptors) -> tuple[Ints, Ints]:
-    """The first descriptor of every task, and the task of every descriptor: spread ones of one `order` are one task."""
+    """The first descriptor of every task, and the task of every descriptor.
+
+    Spread descriptors with the same `order` are one task.
+    """
     spread = np.flatnonzero(descs["launch"] == LaunchKind.SPREAD)
     _, first, copy_of = np.unique(descs["order"][spread], return_index=True, return_inverse=True)
     is_first = descs["launch"] != LaunchKind.SPREAD
@@ -211,10 +215,10 @@ def _launched(part: RankProgram, tasks: Ints) -> list[int]:
 
 
 def _records(ranks: Sequence[RankProgram], descs: list[Descriptors], what: str) -> tuple[Ints, Ints]:
-    """Task and record (index among those of all ranks) of each wait or trigger (`what`: wait, trigger).
+    """Task and record of each wait or trigger (`what`: wait, trigger). A record is an index among those of all ranks.
 
-    A range that leaves its rank's table is empty. All are if they add up to more than the tasks can have, so that no damaged
-    program makes arrays of billions.
+    A range that leaves its rank's table counts as empty. If the ranges add up to more than the tasks can have, all
+    count as empty, so that no damaged program makes arrays of billions.
     """
     tasks, records, first_task, first_record = [], [], 0, 0
     for part, desc in zip(ranks, descs, strict=True):

@@ -1,1 +1,1 @@
-"""Which task waits for which: events derived from overlapping accesses, and the happens-before relation they give."""
+"""Which task waits for which: events derived from overlapping accesses, and the happens-before relation of tasks."""

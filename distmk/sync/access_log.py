@@ -1,5 +1,6 @@
-"""Access log of a buffer on a rank: the last writer of each interval and its readers since, and so the dependencies of the next
-task that accesses it.
+"""Access log of a buffer on a rank: the last writer of each interval and the nodes that have read it since.
+
+The log gives the dependencies of the next task that accesses the buffer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from distmk.sync.interval_map import Group, IntervalMap
 class Written:
     """The interval [begin, end) as `writer` left it, and the nodes that have since read exactly that interval.
 
-    before: if the writers have written the rows that their ranks own, the dependencies of the first of them.
+    before: if the writers have written rows that their ranks own, the dependencies of the first of them; else None.
     """
 
     __slots__ = ("before", "begin", "end", "readers", "writer")
@@ -32,10 +33,11 @@ class Written:
 class AccessLog:
     """Writers and readers of a buffer on `rank`, by interval.
 
-    A task that may idle implies nothing of what came before it: what it writes has several writers from then on, and to overwrite
-    what it has read is to come after the writer, too.
+    A task that may idle implies nothing about the tasks before it. After its write, an interval has several writers. A
+    task that overwrites what it has read must also come after the writer.
 
-    Most tasks read or write exactly an interval that one task wrote; a bisection finds it. Other reads go to an interval map.
+    Most tasks read or write exactly an interval that one task wrote; a bisection finds it. Other reads go to an
+    interval map.
     """
 
     __slots__ = ("_begins", "_joint_writers", "_order", "_other_readers", "_written", "rank")
@@ -44,15 +46,16 @@ class AccessLog:
         self.rank = rank
         self._order = order
         self._written: list[Written] = []  # disjoint, in order
-        self._begins: list[int] = []  # of `_written`
+        self._begins: list[int] = []  # begins of `_written`
         self._other_readers: IntervalMap | None = None
         self._joint_writers: dict[
             tuple[int, int], Dependency
-        ] = {}  # of intervals with several; valid until the next write
+        ] = {}  # intervals with several writers; valid until the next write
 
     def read(self, begin: int, end: int, reader: Group) -> Dependency | None:
-        """Record that a node, alone in the group `reader`, reads [begin, end). Returns the dependency on the writers; None if
-        there are none.
+        """Record that a node, alone in the group `reader`, reads [begin, end).
+
+        Returns the dependency on the writers, or None.
         """
         at = bisect_left(self._begins, begin)
         if at < len(self._begins) and self._begins[at] == begin and self._written[at].end == end:
@@ -84,8 +87,10 @@ class AccessLog:
         return self._dependencies(node, overwritten, readers)
 
     def write_owned(self, begin: int, end: int, node: int) -> list[Dependency]:
-        """The same of a node that writes the rows that its rank owns. It need not come after those of other ranks that have
-        written theirs in this iteration, but after all that these came after. Who reads the interval comes after all of them.
+        """Record that `node` writes the rows of [begin, end) that its rank owns. Returns the dependencies, as `write` does.
+
+        The node need not come after the nodes of other ranks that have written their rows in this iteration. It comes
+        after everything that these came after. A reader of the interval comes after all of them.
         """
         at = bisect_left(self._begins, begin)
         interval = self._written[at] if at < len(self._begins) and self._begins[at] == begin else None
@@ -99,7 +104,7 @@ class AccessLog:
         return list(interval.before or ())
 
     def _may_join(self, interval: Written, node: int) -> bool:
-        """Whether `node` writes other rows of the interval than its writers have, and nobody has read these."""
+        """Whether `node` writes other rows of the interval than its writers did, and no node has read it since."""
         is_read = interval.readers is not None or (
             self._other_readers is not None and self._other_readers.overlapping(interval.begin, interval.end)
         )
@@ -108,7 +113,7 @@ class AccessLog:
         )
 
     def _write_perhaps(self, begin: int, end: int, node: int) -> list[Dependency]:
-        """The same of a node that may idle: the writers and readers before it stay."""
+        """`write` for a node that may idle: the writers and readers before it stay in the log."""
         first, last = self._span(begin, end)
         before = [Written(old.begin, old.end, old.writer, old.readers) for old in self._written[first:last]]
         nodes = {node} | {writer for old in before for writer in old.writer.nodes}
@@ -124,7 +129,7 @@ class AccessLog:
         return self._dependencies(node, before, readers)
 
     def _dependencies(self, node: int, overwritten: list[Written], readers: list[Group]) -> list[Dependency]:
-        """The dependencies of `node` on the writers and readers of intervals that it overwrites."""
+        """The dependencies of `node` on the writers and readers of the intervals that it overwrites."""
         found = [old.writer for old in overwritten if self._is_listed(old) and old.writer.latest != node]
         for group in readers:
             if group.nodes[-1] != node:
@@ -134,7 +139,10 @@ class AccessLog:
         return found
 
     def _is_listed(self, old: Written) -> bool:
-        """Whether the writer must be listed beside the readers: a reader comes after it, unless the reader may idle."""
+        """Whether the writer must be listed beside the readers.
+
+        If no reader may idle, the readers come after it and imply it.
+        """
         return old.readers is None or any(map(self._order.may_idle, old.readers.nodes))
 
     def _span(self, begin: int, end: int) -> tuple[int, int]:
@@ -153,7 +161,10 @@ class AccessLog:
         return joint
 
     def _replace(self, begin: int, end: int, writer: Dependency) -> list[Written]:
-        """Make [begin, end) one interval of `writer`, and return the intervals that it overlaps. Their parts outside stay."""
+        """Make [begin, end) one interval of `writer`.
+
+        Returns the intervals that it overlaps; the log keeps their parts outside.
+        """
         first, last = self._span(begin, end)
         overwritten = self._written[first:last]
         pieces = [Written(begin, end, writer)]

@@ -1,9 +1,9 @@
 """Waits and triggers of a graph, derived from the overlap of the regions that its tasks read and write.
 
-The tasks are walked twice in program order, as iterations 0 and 1, with a log of the last writer and the readers of every
-interval of every buffer. A task must come after the tasks whose accesses conflict with its own. A dependency that list order,
-the iteration barrier or another wait implies needs no wait. The others become events: one counter on a rank for each set of
-tasks that some task of the rank waits for.
+The tasks are walked twice in program order, as iterations 0 and 1, with a log of the last writer and the readers of
+every interval of every buffer. A task must come after the tasks whose accesses conflict with its own. If list order,
+the iteration barrier or another wait implies a dependency, it needs no wait. The other dependencies become events: one
+counter on a rank for each set of tasks that some task of the rank waits for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from distmk.tasks import Task
 
 @dataclass(frozen=True)
 class Event:
-    """A counter on `rank`, the `index`-th there. The tasks `producers` add `count` to it in every iteration.
+    """A counter on `rank`, number `index` there. In every iteration the tasks `producers` add `count` to it.
 
     `spans_ranks`: some producers are on other ranks, so that a wait needs system scope on a GPU.
     """
@@ -40,7 +40,7 @@ class Event:
 class Wiring:
     """The events of a graph, by task and by rank.
 
-    waits: each task's (event, lag); a lag of 1 waits for the iteration before.
+    waits: each task's (event, lag); lag 1 waits for the previous iteration.
     triggers: the events that each task signals.
     events: each rank's events.
     barriers: each rank's event of the iteration barrier; empty in a graph without a scheduler step.
@@ -58,8 +58,10 @@ Intervals = list[tuple[AccessLog, int, int]]
 
 
 def signals_per_iteration(task: Task, graph: Graph) -> int:
-    """How often `task` signals one of its triggers in an iteration: a spread task once a worker, a massive launch once for
-    every instance and scheduler, any other task once.
+    """How often `task` signals each of its triggers in an iteration.
+
+    A spread task signals once for each worker, a massive launch once for every instance and scheduler, and any other
+    task once.
     """
     if task.launch is LaunchKind.SPREAD:
         return graph.num_workers
@@ -69,7 +71,8 @@ def signals_per_iteration(task: Task, graph: Graph) -> int:
 def derive(graph: Graph) -> Wiring:
     """The wiring of `graph`.
 
-    Raises UsageError if a worker's list is too long, or if a task overwrites data of a task whose end its rank cannot know.
+    Raises UsageError if a worker's list is too long, or if a task overwrites data of another rank and no event of its
+    own rank proves that the data has landed.
     """
     return _Derivation(graph).run()
 
@@ -93,7 +96,7 @@ class _Derivation:
             for regions, others in zip(writes, owned, strict=True)
         ]
         self.owned_writes = [self._intervals(regions) for regions in owned]
-        self.dependencies: list[list[Dependency]] = []  # by task: those that need a wait, in the iteration walked last
+        self.dependencies: list[list[Dependency]] = []  # by task: dependencies that need a wait, in the last iteration
 
     def _intervals(self, regions: Iterable[Region]) -> Intervals:
         intervals = []
@@ -115,7 +118,7 @@ class _Derivation:
         return self._wire()
 
     def _conflicts(self, index: int, node: int) -> list[Dependency]:
-        """The dependencies of `node` on tasks with conflicting accesses; logs its own accesses."""
+        """The dependencies of `node` on tasks with conflicting accesses. The node's own accesses are added to the logs."""
         found: list[Dependency] = []
         order, task = self.order, self.graph.tasks[index]
         reader = Group([node], order.on_node(node, READ), shared=True)
@@ -133,7 +136,7 @@ class _Derivation:
         return found
 
     def _add_waits(self, node: int, found: list[Dependency]) -> list[Dependency]:
-        """Adds to the clock of `node` those dependencies that it does not imply yet, latest first, and returns them."""
+        """Add the dependencies that the clock of `node` does not imply yet, latest first, and return them."""
         kept: list[Dependency] = []
         found.sort(key=_SORT_KEY, reverse=True)
         for dependency in found:
@@ -149,7 +152,7 @@ class _Derivation:
         return kept
 
     def _check_known(self, node: int, dependency: Dependency) -> None:
-        """A wait on the task's own rank must tell of the data on the dependency's rank."""
+        """Raise UsageError unless the waits of `node` on its own rank prove that the dependency's data has landed."""
         if self.order.after(node, dependency):
             return
         tasks = self.graph.tasks
@@ -194,7 +197,7 @@ class _Derivation:
         ]
 
     def _events(self, wiring: Wiring, made: EventsOf, rank: int, producers: tuple[int, ...]) -> list[Event]:
-        """The events on `rank` that tell when `producers` are done: one for all if their sum cannot miscount, else one each."""
+        """Events on `rank` that prove that `producers` are done: one for all if their sum cannot miscount, else one each."""
         key = (rank, producers)
         if key not in made:
             groups = [producers] if self._counts_safely(producers, rank) else [(producer,) for producer in producers]
@@ -213,7 +216,7 @@ class _Derivation:
         return made[key]
 
     def _counts_safely(self, producers: tuple[int, ...], rank: int) -> bool:
-        """Whether a sum of counts stands for all producers: only if none can signal an iteration ahead of another."""
+        """Whether a sum of counts stands for all producers: none may be able to signal an iteration ahead of another."""
         if len(producers) == 1:
             return True
         all_of_them = self.order.on_nodes(producers, rank)

@@ -1,8 +1,8 @@
 """The happens-before relation of a graph, built up in program order while waits are added to it.
 
-A task that writes to several ranks pushes: it signals a peer's events with the data for that peer, before it is done elsewhere.
-So its data on rank r is known to have landed by an event of rank r, or once the whole task is known to be done. It does not
-help to know some third task that waited for the same push on another rank.
+A task that writes to several ranks pushes: it signals a peer's events with the data for that peer, before it is done
+elsewhere. Two things prove that its data on rank r has landed: an event of rank r, or that the whole task is known to
+be done. A third task that waited for the same push on another rank proves nothing.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from distmk.graph.graph import Graph
 from distmk.sync.vector_clock import VectorClock, VectorClocks
 from distmk.tasks import SchedulerStep
 
-READ = -1  # in place of a rank: a dependency on tasks that read, not on data
+READ = -1  # stands where a rank would be: a dependency on tasks that read, not on data
 NO_RANKS: frozenset[int] = frozenset()
 
-Acquired = tuple[VectorClock, list[int]]  # what a wait tells, and the nodes of which it tells the push alone
+Acquired = tuple[VectorClock, list[int]]  # what a wait proves: a clock, and the nodes of which only the push is proved
 
 
 class Dependency:
-    """Nodes that must come first, at most one a chain.
+    """Nodes that must come first, at most one on each chain.
 
     nodes: in program order.
     rank: only their data on that rank matters; READ: only that they have read.
-    chain, position: of the latest node. A clock covers the dependency if it has `position` of `chain` behind it, and with
-        several nodes all of `need`.
-    pushes: the nodes whose data on `rank` must have landed besides, which no clock tells.
-    unlisted: whether there are several nodes, some of them in no single worker's list.
-    sort_key: the latest node first in descending order, then the smallest set, as a wait for it may imply the larger ones.
-    acquired: by rank of the waiter, filled by `HappensBefore`, if there are several nodes.
+    chain, position: of the latest node. A clock covers the dependency if it includes `position` of `chain` and, with
+      several nodes, all of `need`.
+    pushes: the nodes whose data on `rank` must also have landed, which clocks do not show.
+    unlisted: there are several nodes, and some of them are in no single worker's list.
+    sort_key: in descending order the latest node comes first, then the smallest set, because a wait for it may imply
+      the larger sets.
+    acquired: by rank of the waiter, filled by `HappensBefore` if there are several nodes.
     """
 
     __slots__ = ("acquired", "chain", "latest", "need", "nodes", "position", "pushes", "rank", "sort_key", "unlisted")
@@ -58,7 +59,7 @@ class Dependency:
 class HappensBefore:
     """The clocks of a graph's nodes, and the waiters of each push.
 
-    Nodes are taken in program order: `begin` one, add its waits, `finish` it.
+    Nodes are processed in program order: `begin` a node, add its waits, `finish` it.
     """
 
     def __init__(self, graph: Graph, targets: list[frozenset[int]]) -> None:
@@ -72,21 +73,21 @@ class HappensBefore:
         placements = [(task.rank, task.worker if task.launch is LaunchKind.AHEAD else None) for task in graph.tasks]
         multi_rank = np.array([len(ranks) > 1 for ranks in targets], np.bool_)
         self.clocks = VectorClocks(placements, graph.num_workers, graph.num_ranks, multi_rank)
-        # The task behind the iteration barrier: every other task of an iteration comes after it.
+        # The task that signals the iteration barrier: every other task of an iteration comes after it.
         self.barrier = next((i for i, task in enumerate(graph.tasks) if isinstance(task, SchedulerStep)), None)
         self._may_idle = [task.may_idle for task in graph.tasks]
-        self.barrier_nodes: tuple[int, ...] = ()  # that task in the iteration of the node that was begun last
+        self.barrier_nodes: tuple[int, ...] = ()  # that task in the iteration of the latest begun node
         self._table = self.clocks.table
         # Python lists and a memoryview give single elements several times faster than arrays do.
         self._chain, self._position = self.clocks.chain.tolist(), self.clocks.position.tolist()
         self._early = self.clocks.early.tolist()
         self._behind = memoryview(self._table)  # type: ignore[arg-type]
-        self._num_lists = graph.num_ranks * graph.num_workers  # the first chains are workers' lists
+        self._num_lists = graph.num_ranks * graph.num_workers  # the first chains are the workers' lists
         self._last_on_chain = [-1] * self.clocks.num_chains
         self._push_waiters: dict[tuple[int, int], list[int]] = defaultdict(list)  # by (pushing node, rank)
 
     def begin(self, node: int) -> None:
-        """Start the clock of `node`: after the node before it on its chain, and after the iteration barrier."""
+        """Start the clock of `node`: after the previous node of its chain, and after the iteration barrier."""
         clock = self._table[node]
         before = self._last_on_chain[self._chain[node]]
         if before >= 0:
@@ -105,12 +106,12 @@ class HappensBefore:
         return self._may_idle[node % self.num_tasks]
 
     def own_other_rows(self, nodes: Collection[int]) -> bool:
-        """Whether all `nodes` are of one iteration and of different ranks: the rows that they own are then different ones."""
+        """Whether all `nodes` belong to one iteration and to different ranks, so that they own different rows."""
         ranks = {self.rank_of[node % self.num_tasks] for node in nodes}
         return len(ranks) == len(nodes) and len({node // self.num_tasks for node in nodes}) == 1
 
     def finish(self, node: int) -> None:
-        """Complete the clock of `node`, which has all of its waits."""
+        """Complete the clock of `node`, once all of its waits are added."""
         self._behind[node, self._chain[node]] = self._position[node]
         self._last_on_chain[self._chain[node]] = node
 
@@ -121,7 +122,7 @@ class HappensBefore:
         return Dependency((node,), rank, pushes, self._chain[node], position)
 
     def on_nodes(self, nodes: Collection[int], rank: int) -> Dependency:
-        """The dependency on all of `nodes`. The last of those on one chain implies the others."""
+        """The dependency on all of `nodes`. The last node of each chain implies the others of that chain."""
         if len(nodes) == 1:
             return self.on_node(next(iter(nodes)), rank)
         last = {self._chain[node]: node for node in sorted(nodes)}
@@ -137,10 +138,10 @@ class HappensBefore:
         return Dependency(kept, rank, pushes, chain, int(need[chain]), need, unlisted=max(last) >= self._num_lists)
 
     def unknown(self, node: int, dependency: Dependency) -> Dependency:
-        """The part of `dependency` that the waits of `node` so far do not imply, if there are tasks in no single worker's list.
+        """The part of `dependency` that the waits of `node` do not imply yet, if some tasks are in no single worker's list.
 
-        Of these each is known by itself, so that a wait for all would have every one of them signal an event once more. Tasks in
-        lists are left alone: others wait for the same set.
+        Each such task is known by itself, and a wait for all of them would make every one of them signal another event.
+        Dependencies on tasks in lists stay whole, because other tasks wait for the same set.
         """
         if not dependency.unlisted:
             return dependency
@@ -148,7 +149,7 @@ class HappensBefore:
         return self.on_nodes(set(dependency.nodes) - known, dependency.rank) if known else dependency
 
     def after(self, node: int, dependency: Dependency) -> bool:
-        """Whether the waits that `node` has so far order it after `dependency`."""
+        """Whether the waits of `node` so far order it after `dependency`."""
         if self._behind[node, dependency.chain] < dependency.position:
             return False
         if dependency.need is not None and not (self._table[node] >= dependency.need).all():
@@ -156,7 +157,10 @@ class HappensBefore:
         return not dependency.pushes or self._landed(node, dependency)
 
     def signals_after(self, node: int, dependency: Dependency) -> bool:
-        """Whether `node`, which has all of its waits, signals after `dependency`. Of a push by a task that may idle, False."""
+        """Whether `node`, all of whose waits are added, signals after `dependency`.
+
+        False for a push by a task that may idle.
+        """
         idle = self.clocks.idle.get(node)
         if idle is None:
             return self.after(node, dependency)
@@ -165,7 +169,9 @@ class HappensBefore:
         return dependency.need is None or bool((idle >= dependency.need).all())
 
     def _landed(self, node: int, dependency: Dependency) -> bool:
-        """Whether the data of all pushes has landed before `node`: the push is done, or a task behind `node` waited there."""
+        """Whether the data of all pushes has landed before `node`: the push is done, or a task that happened before
+        `node` waited for it on that rank.
+        """
         rank, behind = dependency.rank, self._behind
         for push in dependency.pushes:
             if behind[node, self._chain[push]] >= self._position[push]:
@@ -178,7 +184,7 @@ class HappensBefore:
         return True
 
     def wait(self, node: int, dependency: Dependency) -> None:
-        """Let `node` wait for the events of its rank that stand for `dependency`."""
+        """Make `node` wait for the events of its rank that stand for `dependency`."""
         rank, clock = self.rank_of[node % self.num_tasks], self._table[node]
         if dependency.need is None:
             other = dependency.nodes[0]
@@ -187,20 +193,20 @@ class HappensBefore:
         else:
             told, pushes = self._acquired(dependency, rank)
             np.maximum(clock, told, out=clock)
-        if not self._may_idle[node % self.num_tasks]:  # else to know of the node tells nothing of its waits
+        if not self._may_idle[node % self.num_tasks]:  # else the node proves nothing about its waits
             for push in pushes:
                 self._push_waiters[(push, rank)].append(node)
 
     def _join(self, node: int, other: int) -> None:
-        """Add to the clock of `node` what a wait on its rank for `other` tells."""
+        """Add to the clock of `node` what a wait on its rank for `other` proves."""
         chain, clock = self._chain[other], self._table[node]
         behind = self._behind[node, chain]
         np.maximum(clock, self.clocks.when_signaled(other), out=clock)
-        if self.rank_of[node % self.num_tasks] in self.pushed[other % self.num_tasks]:  # of `other` the push alone
+        if self.rank_of[node % self.num_tasks] in self.pushed[other % self.num_tasks]:  # only the push is proved
             self._behind[node, chain] = max(behind, self._early[other])
 
     def _acquired(self, dependency: Dependency, rank: int) -> Acquired:
-        """What a wait on `rank` for several nodes tells."""
+        """What a wait on `rank` for several nodes proves."""
         known = dependency.acquired.get(rank)
         if known is None:
             early = [node for node in dependency.nodes if rank in self.pushed[node % self.num_tasks]]

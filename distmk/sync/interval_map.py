@@ -1,4 +1,4 @@
-"""Interval map of a buffer: which tasks read, or wrote, each interval since it was last overwritten."""
+"""Interval map of a buffer: which tasks have read, or written, each interval since it was last overwritten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 
 class Group:
-    """Nodes with the same access. `note` is a value that the map's user derived from `nodes`; it is dropped when they change.
+    """Nodes with the same access.
+
+    `note` is a value that the map's user derived from `nodes`; it is dropped when they change.
 
     A `shared` group belongs to several entries and never changes.
     """
@@ -18,7 +20,7 @@ class Group:
         self.nodes, self.note, self.shared = nodes, note, shared
 
     def plus(self, other: Group) -> Group:
-        """The nodes of both: this group, extended, or a new one if this group is shared."""
+        """The nodes of both groups: this group, extended, or a new group if this one is shared."""
         if self.shared:
             return Group(self.nodes + other.nodes)
         self.nodes += other.nodes
@@ -76,7 +78,9 @@ class Tier:
 
 
 class IntervalMap:
-    """Entries by interval, which may overlap: they are kept in tiers of disjoint ones, so that a look-up bisects each tier.
+    """Entries by interval, which may overlap.
+
+    They are kept in tiers of disjoint entries, so that a look-up bisects each tier.
 
     `version` changes with every change of the map.
     """
@@ -86,7 +90,7 @@ class IntervalMap:
         self.version = 0
 
     def add(self, begin: int, end: int, group: Group) -> None:
-        """The nodes of `group` accessed [begin, end): add them to the entry of exactly that interval, or make it."""
+        """Add the nodes of `group`, which accessed [begin, end), to the entry of exactly that interval, or make a new entry."""
         self.version += 1
         free = None  # the first tier with room for the interval, and the index there
         for tier in self._tiers:

@@ -1,15 +1,18 @@
 """Vector clocks over two iterations of a program: for each task, everything that is known to have happened before it.
 
-A node is a task in iteration 0 (its index) or in iteration 1 (its index + number of tasks). The tasks in one worker's list are
-a chain: they run one after another. The clock of a node is an array by chain: the last position of that chain that happened
-before the node, or at it. These are the vector clocks of Fidge (1988) and Mattern (1989), with chains in place of processes.
+A node is a task in iteration 0 (its index) or in iteration 1 (its index + number of tasks). The tasks in one worker's
+list are a chain: they run one after another. The clock of a node is an array by chain: the last position of that chain
+that happened before the node, or at it. These are the vector clocks of Fidge (1988) and Mattern (1989), with chains in
+place of processes.
 
-A task that writes to several ranks takes two positions. It signals a peer's events together with the data for that peer,
-when it has read all that it reads but has perhaps not written to the other ranks. A waiter for such a signal knows of the
-first position, `early`. Whoever knows that the task is done knows of the second, `position`.
+A task that writes to several ranks takes two positions. It signals a peer's events together with the data for that
+peer. It has then read all that it reads, but its writes to other ranks may still be under way. The clock of a waiter
+for such a signal includes the first position, `early`. Once a node knows that the task is done, its clock includes the
+second one, `position`.
 
-A task that may idle signals in some iterations before its waits are met. A waiter for it knows that it is done, and what was
-before it on its chain and at the iteration barrier, but nothing of what it waits for.
+A task that may idle signals in some iterations before its waits are met. A waiter for such a task knows that the task
+is done, and what happened before it on its chain and at the iteration barrier, but nothing about the tasks that it
+waits for.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ class VectorClocks:
     """The clocks of all nodes.
 
     chain: int64 [nodes], the chain of a node.
-    position, early: uint16 [nodes], the positions of a node on its chain; the same for a task that writes to one rank at most.
+    position, early: uint16 [nodes], the positions of a node on its chain; they are equal for a task that writes to at
+      most one rank.
     table: uint16 [nodes, chains], the clocks; zero until `settle`.
-    idle: the clocks that signals of tasks that may idle tell, by node.
+    idle: by node, the clock that a signal of a task that may idle proves.
     """
 
     def __init__(
@@ -41,11 +45,12 @@ class VectorClocks:
         num_ranks: int,
         multi_rank: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """`placements`: (rank, worker) of each task in program order, or (rank, None) for one in no single worker's list.
-        `multi_rank`: bool [tasks], which tasks write to several ranks; None: none.
+        """`placements`: (rank, worker) of each task in program order, or (rank, None) for a task in no single worker's
+        list. `multi_rank`: bool [tasks], which tasks write to several ranks; None: no task does.
 
-        A dispatched or spread task is a chain of its own in each iteration, as only events order it after itself. (A worker
-        that has run its share of a spread task knows of that share; that is not used.)
+        A dispatched or spread task is its own chain in each iteration, because only events order it after itself. (A
+        worker that has run its share of a spread task could also know this share to be done; the clocks do not use
+        that.)
 
         Raises UsageError if a worker's list is too long for 16-bit positions.
         """
@@ -77,7 +82,7 @@ class VectorClocks:
         self.idle: dict[int, VectorClock] = {}
 
     def before_all(self, nodes: Iterable[int], early: Iterable[int] = ()) -> VectorClock:
-        """The least clock that has every one of `nodes` behind it, and of `early` their first position."""
+        """The least clock that includes every one of `nodes`, and the first position of every one of `early`."""
         need = np.zeros(self.num_chains, np.uint16)
         for group, position in ((nodes, self.position), (early, self.early)):
             index = np.fromiter(group, np.int64)
@@ -85,7 +90,7 @@ class VectorClocks:
         return need
 
     def join(self, nodes: Sequence[int], early: Sequence[int] = ()) -> VectorClock:
-        """The clock of a waiter for the end of all `nodes` and for a signal with the data of all `early`."""
+        """The clock of a waiter for the end of all `nodes` and for a signal with the data of all `early` nodes."""
         index = np.asarray([*nodes, *early], np.int64)
         rows = self.table[index]
         if self.idle:
@@ -97,13 +102,13 @@ class VectorClocks:
         return np.asarray(rows.max(axis=0), np.uint16)
 
     def when_signaled(self, node: int) -> VectorClock:
-        """What is known to have happened when `node` signals."""
+        """The clock of everything that has happened when `node` signals."""
         known = self.idle.get(node)
         clock: VectorClock = self.table[node] if known is None else known
         return clock
 
     def settle_idle(self, node: int, clock: VectorClock) -> None:
-        """`clock`: of a node that may idle, without its waits."""
+        """Store the clock that signals of `node`, which may idle, prove. `clock`: the node's clock without its waits."""
         told = self.idle[node] = clock.copy()
         told[self.chain[node]] = max(told[self.chain[node]], self.position[node])
 
@@ -112,6 +117,6 @@ class VectorClocks:
         return bool(clock[self.chain[node]] >= self.position[node])
 
     def settle(self, node: int, clock: VectorClock) -> None:
-        """Store the clock of `node`: `clock`, which holds what it waited for, and the node itself."""
+        """Store the clock of `node`: `clock`, which includes what the node waited for, and the node itself."""
         clock[self.chain[node]] = max(clock[self.chain[node]], self.position[node])
         self.table[node] = clock

@@ -1,7 +1,8 @@
-"""Task types: each a dataclass here, and in csrc a device body and a host body of the same name. Nothing else names a type.
+"""Task types. Each is a dataclass here, and a device body and a host body of the same name in csrc; nothing else names
+the type.
 
-Every module of this package is imported with it, so a new module registers its types by being here. Other packages register
-theirs (`register`); all that such a type needs can be imported from here.
+Importing this package imports all of its modules, so a new module registers its types by being here. Other packages
+register their own types (`register`) and can import everything that such a type needs from here.
 """
 
 import importlib

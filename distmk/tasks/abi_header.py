@@ -1,7 +1,7 @@
 """distmk/abi and the task types' argument structs as a C++ header, and the hash that both sides compare at launch.
 
-csrc/abi.h has the types of `distmk.tasks`. A runtime that has `own` types, too, those of users' packages (`distmk.register`), is
-compiled with a header of its own.
+csrc/abi.h has the types of `distmk.tasks`. Types of users' packages (`distmk.register`) are called own types here. A
+runtime with own types is compiled with a header of its own.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Types = Sequence[type[Task]]  # in the order of their ids
 
 
 def all_types(own: Iterable[type[Task]] = ()) -> Types:
-    """The types of `distmk.tasks` and some of users' packages."""
+    """The types of `distmk.tasks` and the given own types."""
     packaged = [task for task in TASK_TYPES.values() if task.bodies is None]
     return sorted([*packaged, *own], key=lambda task: task.type_id)
 
 
 def unknown_field(args: type[ctypes.Structure]) -> str | None:
-    """The first field of an argument struct whose type C++ does not know; None: it knows all of them."""
+    """The first field of an argument struct whose type C++ does not know; None if it knows them all."""
     for name, declared, *_ in args._fields_:
         kind: Any = declared
         while issubclass(kind, ctypes.Array):
@@ -51,7 +51,10 @@ def unknown_field(args: type[ctypes.Structure]) -> str | None:
 
 
 def field_comments(cls: type[ctypes.Structure]) -> dict[str, str]:
-    """The comments of a struct's fields in its Python source, by field: behind it, or on the lines above it."""
+    """The comments of a struct's fields in its Python source, by field.
+
+    A comment stands behind its field or on the lines above it.
+    """
     found: dict[str, str] = {}
     above: list[str] = []
     for line in inspect.getsource(cls).splitlines():
@@ -64,7 +67,7 @@ def field_comments(cls: type[ctypes.Structure]) -> dict[str, str]:
             found[field[1]] = " ".join([*above, comment]).strip()
             above = []
         elif comment:
-            found[next(reversed(found), "")] = comment  # of a field that the formatter has put on several lines
+            found[next(reversed(found), "")] = comment  # the formatter has split this field over several lines
     return {name: comment for name, comment in found.items() if name and comment}
 
 
@@ -89,7 +92,7 @@ def _struct(cls: type[ctypes.Structure], is_documented: bool) -> list[str]:
 
 def _format(weight_format: type[WeightFormat]) -> list[str]:
     bits, align = weight_format.element_bits, weight_format.copy_align_bytes
-    factor = f"* {bits // 8}u" if bits % 8 == 0 else f"/ {8 // bits}u"  # one operation, that cannot overflow sooner
+    factor = f"* {bits // 8}u" if bits % 8 == 0 else f"/ {8 // bits}u"  # one operation, which overflows no sooner
     return [
         f"// distmk/formats/{weight_format.name}.py",
         f"struct {weight_format.__name__}Format {{",
@@ -114,11 +117,11 @@ FLAGS = (
     "may_idle",
     "runs_on_scheduler",
 )
-"""Traits of a task type (ClassVars of `Task`) that are true or false."""
+"""Boolean traits of a task type (ClassVars of `Task`)."""
 
 
 def _traits(types: Types) -> list[str]:
-    """TaskTraits of every task type, and the same as functions of a type that is known at run time only."""
+    """TaskTraits of every task type, and functions that give the same traits for a type known only at run time."""
     lines = ["// The traits of a task type that declares none; what they mean is written in distmk/graph/task.py."]
     lines += ["struct DefaultTaskTraits {", *(f"  static constexpr bool {flag.upper()} = false;" for flag in FLAGS)]
     lines += ["  static constexpr uint32_t HOT_VARIANTS = 0;", "};"]
@@ -138,7 +141,7 @@ def _traits(types: Types) -> list[str]:
 
 
 def _hot_types(types: Types) -> Types:
-    """Types with hot variants in the order of their code paths, those of few variants first."""
+    """Types with hot variants in the order of their code paths: types with few variants first."""
     hot = [task for task in types if task.hot_variants]
     return sorted(hot, key=lambda task: (task.hot_variants, task.type_name))
 
@@ -196,13 +199,14 @@ def _body(own: Types, absent: Types = (), *, is_documented: bool = False) -> lis
 
 
 def abi_hash(own: Types = ()) -> int:
-    """64 bits of the layouts' hash: differs wherever a program made by this package could be misread by csrc."""
+    """64 bits of the hash of all layouts. It differs whenever csrc could misread a program that this package made."""
     return int.from_bytes(hashlib.sha256("\n".join(_body(own)).encode()).digest()[:8], "little")
 
 
 def render(own: Types = (), absent: Types = ()) -> str:
-    """The text of csrc/abi.h, or of the header with `own` types in its place. absent: own types without a body in this runtime,
-    which programs may name, but it does not run.
+    """The text of csrc/abi.h, or of the header with `own` types that takes its place.
+
+    absent: own types without a body in this runtime. Programs may name them, but the runtime cannot run them.
     """
     head = [
         "// Generated by scripts/gen_abi.py from distmk/abi and distmk/tasks. Do not edit.",
@@ -215,7 +219,7 @@ def render(own: Types = (), absent: Types = ()) -> str:
         "",
         f"constexpr uint64_t ABI_HASH = {abi_hash(own)}ull;",
     ]
-    body = _body(own, absent, is_documented=not own)  # the source of other types may be out of reach
+    body = _body(own, absent, is_documented=not own)  # the source of own types may not be readable
     return "\n".join([*head, *body, "", "}  // namespace distmk", ""])
 
 

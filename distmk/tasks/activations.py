@@ -1,11 +1,13 @@
-"""What the tasks of a job iteration have in common: their batch, the layout of activations, and which rank owns a row.
+"""What the tasks of a job iteration share: their batch, the layout of activations, and which rank owns a row.
 
-A job iteration carries up to MAX_BUCKET_ROWS token rows. All its tasks are spread over the workers, each of which runs its share
-of the instances. Their activations are bf16 in one of two layouts, by the packing of the weights that they are multiplied by:
+A job iteration carries up to MAX_BUCKET_ROWS token rows. All its tasks are spread over the workers, and each worker
+runs its share of the instances. Their activations are bf16. The packing of the weights that they are multiplied by
+decides between two layouts:
 
-- rows, one after another, of as many elements as there are columns;
-- `tiled`: blocks of ACTIVATION_BLOCK_COLS columns, bf16 [blocks, MAX_BUCKET_ROWS, ACTIVATION_BLOCK_COLS], where the 16-byte chunk
-  c of row r is chunk c ^ r % 8: the layout of a tensor-core operand in shared memory with a swizzle of 128 bytes.
+- rows, one after another, with as many elements as there are columns;
+- `tiled`: blocks of ACTIVATION_BLOCK_COLS columns, bf16 [blocks, MAX_BUCKET_ROWS, ACTIVATION_BLOCK_COLS], where the
+  16-byte chunk c of row r is stored as chunk c ^ r % 8. This is the layout of a tensor-core operand in shared memory
+  with a 128-byte swizzle.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ class RowSet(enum.Enum):
     """The token rows of an iteration that a task works on."""
 
     ALL = "all"
-    SAMPLED = "sampled"  # those whose logits are wanted, as the first rows of a buffer
-    OWNED = "owned"  # those of the residual stream that the rank owns
+    SAMPLED = "sampled"  # rows whose logits are wanted, as the first rows of a buffer
+    OWNED = "owned"  # rows of the residual stream that the rank owns
 
 
 @dataclass(frozen=True, eq=False)
 class JobTask(Task):
-    """A task of a job iteration: in the list of every worker, each of which runs its share of the instances.
+    """A task of a job iteration. It is in the list of every worker, and each worker runs its share of the instances.
 
-    rows: those that it works on. An instance: a row, unless the type says otherwise.
+    rows: the rows that it works on. An instance is one row, unless the type says otherwise.
     """
 
     batch: Region = None  # type: ignore[assignment]
@@ -59,7 +61,7 @@ def job_batch_accesses(rank: int, batch: int, write: bool = False) -> list[Acces
 
 
 def batch_accesses(has_jobs: bool, rank: int, batch: int, write: bool = False) -> list[Access]:
-    """The whole batch metadata of an iteration of either kind."""
+    """The whole batch metadata of a slab or a job iteration."""
     return job_batch_accesses(rank, batch, write) if has_jobs else [batch_access(rank, batch, write)]
 
 
@@ -76,7 +78,7 @@ def activation_cols(num_cols: int, tiled: bool) -> int:
 def activation_access(
     write: bool, rank: int, operand: int, num_cols: int, tiled: int, num_rows: int = MAX_BUCKET_ROWS
 ) -> Access:
-    """All of them; fewer `num_rows`: those of sampled rows, which are in the first rows of a buffer of the same size."""
+    """Activations of all rows; with fewer `num_rows`, of the sampled rows, which are the first of a buffer of the same size."""
     require(tiled <= 1, "a flag is neither 0 nor 1")
     content: Content = ("activations", int(num_cols), int(tiled))
     if tiled and num_rows < MAX_BUCKET_ROWS:
@@ -89,7 +91,10 @@ def activation_access(
 
 
 def owned_rows(num_ranks: int) -> int:
-    """Rows of the residual stream that a rank owns at most: those of an iteration are dealt in as many consecutive shares."""
+    """The most rows of the residual stream that one rank owns.
+
+    An iteration's rows are divided into as many consecutive shares.
+    """
     return -(-MAX_BUCKET_ROWS // num_ranks)
 
 

@@ -82,19 +82,20 @@ class AttentionArgs(ctypes.Structure):
 class Attention(Task):
     """softmax(shape.scores of q k^T) v in splits. An instance: the query heads of one KV head, one run of rows, one split.
 
-    qkv: f32 [rows, qkv_cols], before head norm and RoPE. k_cache, v_cache: bf16 pages. The split that has a new position
-    normalizes, rotates and appends its K and V, so that every position has one writer. partials: f32, the unnormalized output
-    of each split (`partial_cols`). A row sees `shape.window` positions up to its own, and splits have none that no row sees.
+    qkv: f32 [rows, qkv_cols], before head norm and RoPE. k_cache, v_cache: bf16 pages. partials: f32, the unnormalized
+    output of each split (`partial_cols`). The split that contains a new position normalizes, rotates and appends its K
+    and V, so that every position has one writer. A row sees `shape.window` positions up to its own. Positions that no
+    row sees belong to no split.
 
-    polls: `qkv` is a Lamport buffer, and its rows may be polled before the task's waits are met, however many there are.
+    polls: `qkv` is a Lamport buffer. The task may poll its rows before its waits are met, however many rows there are.
 
-    fused_partials: if an iteration has a single row that sees at most `shape.fused_combine_len` positions, its partials go here
-    instead, for the `Linear` tasks that combine them. A partial is the output over the sum of its exponentials, in
-    bf16, behind the log of that sum (log-sum-exp). The buffer is a Lamport buffer, published in whole 32-bit words. `reset`, an
-    older buffer of the rotation (`lower/rotating.py`), is reset in every iteration.
+    fused_partials: if an iteration has a single row that sees at most `shape.fused_combine_len` positions, its partials
+    go here instead, for the `Linear` tasks that combine them. Each partial is the log of the sum of its exponentials
+    (log-sum-exp), followed in bf16 by the output divided by that sum. The buffer is a Lamport buffer, published in
+    whole 32-bit words. `reset`, an older buffer of the rotation (`lower/rotating.py`), is reset in every iteration.
 
-    long_splits: a split may have more than `POSITIONS_PER_PASS` positions. On a GPU their keys and values are then streamed
-    through the pipeline like weights, ahead of the task.
+    long_splits: a split may have more than `POSITIONS_PER_PASS` positions. GPUs then stream its keys and values through
+    the pipeline like weights, ahead of the task.
 
     Split-KV attention with a combine: Dao et al., "Flash-Decoding" (2023); RoPE: Su et al., arXiv:2104.09864.
     """
@@ -203,10 +204,10 @@ class Attention(Task):
 @task_type(24, "general_attention")
 @dataclass(frozen=True, eq=False)
 class GeneralAttention(Attention):
-    """`Attention` with what a GPU has no code for in its consumers' loop: scores of any kind, and heads of more than HOT_HEAD_DIM
-    elements, on a GPU up to MAX_HEAD_DIM.
+    """`Attention` for shapes outside the consumers' hot path on GPUs: any kind of scores, and heads of more than
+    HOT_HEAD_DIM elements (on GPUs up to MAX_HEAD_DIM).
 
-    A worker works out its instances anew in each task, and the loader does not stream keys and values.
+    A worker computes its instances anew in each task, and the loader does not stream keys and values.
     """
 
     hot_variants: ClassVar[int] = 0
@@ -223,12 +224,12 @@ class GeneralAttention(Attention):
 
 
 def attention_type(shape: AttentionShape) -> type[Attention]:
-    """The task type of attention of this shape."""
+    """The task type for attention of this shape."""
     return Attention if shape.scores.are_only_scaled and shape.head_dim <= HOT_HEAD_DIM else GeneralAttention
 
 
 def page_table_content(args: Any) -> Content:
-    """The content of the page table, by the arguments of attention or of the scheduler step."""
+    """The content of the page table, from the arguments of attention or of the scheduler step."""
     return ("page table", args.page_size, args.max_pages, args.num_pages)
 
 

@@ -1,4 +1,4 @@
-"""Attention of a job iteration: what is new goes to the KV cache, then every row attends to the positions up to its own."""
+"""Attention of a job iteration: appends new keys and values to the KV cache, then every row attends up to its own position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distmk.tasks.attention import page_table_content
 from distmk.tasks.slots import check_num_slots, check_slot_capacity
 from distmk.tasks.splits import AttentionShape, check_window
 
-MAX_QKV_COLS = 65536  # a row of them and its RoPE fit in a GPU worker's shared memory
+MAX_QKV_COLS = 65536  # a row of that many columns and its RoPE fit in a GPU worker's shared memory
 
 
 class AppendKvArgs(ctypes.Structure):
@@ -48,10 +48,10 @@ class AppendKvArgs(ctypes.Structure):
 @task_type(16, "append_kv")
 @dataclass(frozen=True, eq=False)
 class AppendKv(JobTask):
-    """Head norm and RoPE of the queries and keys of a job iteration, and the append of its keys and values to the KV cache.
+    """Head norm and RoPE of the queries and keys of a job iteration; its keys and values are appended to the KV cache.
 
-    qkv: bf16 [MAX_BUCKET_ROWS, qkv_cols], a row's queries, keys and values. q: bf16 [MAX_BUCKET_ROWS, query columns], the queries
-    normalized and rotated. Computed in float32. An instance: a row.
+    qkv: bf16 [MAX_BUCKET_ROWS, qkv_cols], a row's queries, keys and values. q: bf16 [MAX_BUCKET_ROWS, query columns],
+    the queries normalized and rotated. Computed in float32. An instance is a row.
 
     RoPE: Su et al., arXiv:2104.09864.
     """
@@ -131,13 +131,14 @@ class AttentionJobsArgs(ctypes.Structure):
 @task_type(17, "attention_jobs")
 @dataclass(frozen=True, eq=False)
 class AttentionJobs(JobTask):
-    """softmax(shape.scores of q k^T) v of every row of a job iteration over its sequence's positions up to its own.
+    """softmax(shape.scores of q k^T) v of every row of a job iteration, over its sequence's positions up to its own.
 
-    q: bf16 [MAX_BUCKET_ROWS, query columns], as `AppendKv` leaves it. out: activations of as many columns. Row i of a run of n
-    rows that ends with kv_len positions attends to the first kv_len - n + i + 1, or the last `shape.window` of these.
+    q: bf16 [MAX_BUCKET_ROWS, query columns], as `AppendKv` writes it. out: activations of as many columns. In a run of
+    n rows that ends with kv_len positions, row i attends to the first kv_len - n + i + 1 positions, or to the last
+    `shape.window` of these.
 
-    An instance: a block of rows of one run and one query head or group of them, as the backend cuts it; max_instances bounds
-    their number.
+    An instance is a block of rows of one run and one query head or a group of heads, as the backend divides them.
+    max_instances is an upper bound.
 
     Dao, "FlashAttention-2", arXiv:2307.08691.
     """

@@ -16,11 +16,11 @@ from distmk.tasks.splits import AttentionShape, check_splits, partial_cols, slic
 
 class CombineArgs(ctypes.Structure):
     _fields_ = [
-        ("partials", c_uint64),  # of the first slice of this task
+        ("partials", c_uint64),  # partials of the first slice of this task
         ("out", c_uint64),  # bf16 [rows, heads of this rank * head_dim], at the first head of this task
         ("reset", c_uint64),  # columns to be reset, laid out as `out`; 0: none
         ("batch", c_uint64),
-        ("first_slice", c_uint32),  # of the first head
+        ("first_slice", c_uint32),  # the slice's number in the first head
         ("num_slices", c_uint32),
         ("head_dim", c_uint32),
         ("out_stride", c_uint32),
@@ -31,7 +31,7 @@ class CombineArgs(ctypes.Structure):
         (
             "fused_combine_len",
             c_uint32,
-        ),  # a single row that sees so many positions is not combined here; 0: it always is
+        ),  # a single row that sees at most so many positions is not combined here; 0: it always is
         ("window", c_uint32),  # as attention's
     ]
 
@@ -39,15 +39,16 @@ class CombineArgs(ctypes.Structure):
 @task_type(7, "combine")
 @dataclass(frozen=True, eq=False)
 class Combine(Task):
-    """Attention's output from its partials: the splits of some slices of the query heads, weighed by log-sum-exp, in split order.
+    """Attention's output from its partials: the splits of some slices of the query heads, weighted by log-sum-exp, in
+    split order.
 
-    slices: their range, numbered over all heads of the rank. partials: f32, those of the slices. out: bf16 [rows, columns of
-    the slices]; it is only ever an operand of a matrix product, which would round it anyway. reset: see `Linear`.
+    slices: the range of slices, numbered over all heads of the rank. partials: f32, of these slices. out: bf16 [rows,
+    columns of the slices]; only matrix products read it, and they would round it anyway. reset: see `Linear`.
 
-    polls: `partials` is a Lamport buffer, which is polled before the task's waits are met (see `Linear`) and then reset.
+    polls: `partials` is a Lamport buffer. The task polls it before its waits are met (see `Linear`) and then resets it.
 
-    skips_fused: the combine of a single row is fused into the o projection (`Attention.fused_partials`), and this task has
-    nothing to do then.
+    skips_fused: the o projection may combine a single row itself (`Attention.fused_partials`); this task then has
+    nothing to do.
     """
 
     shape: AttentionShape = None  # type: ignore[assignment]

@@ -44,12 +44,14 @@ class PutArgs(ctypes.Structure):
 @task_type(1, "put")
 @dataclass(frozen=True, eq=False)
 class Put(Task):
-    """Copy `src`, on this rank, to `dst`, on any rank. To a peer: one putmem_signal, the data and then the triggers of that rank.
+    """Copy `src` on this rank to `dst` on any rank.
 
-    batch: the regions are whole buffers of MAX_ROWS rows, of which the rows of the batch are copied. Without one, they are of
-    one row.
+    To a peer: one putmem_signal, the data and then the triggers of that rank.
 
-    Raises UsageError if the regions differ in columns or dtype, or are not of that shape.
+    batch: the regions are whole buffers of MAX_ROWS rows, and the rows of the batch are copied. Without a batch the
+    regions have one row.
+
+    Raises UsageError if the regions differ in columns or dtype, or do not have that shape.
     """
 
     src: Region = None  # type: ignore[assignment]
@@ -120,13 +122,14 @@ class SumArgs(ctypes.Structure):
 class Sum(Task):
     """dst (+)= blocks[0] + blocks[1] + ... in that order, float32: the reducing half of an all-reduce.
 
-    A block is f32 [rows, columns of dst] without gaps, in a buffer of one row, as Epilogue.PUSH writes it; or columns of every
-    row. Blocks are equally spaced. dst: f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that
-    multiply them. reset: see `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore them.
+    A block is f32 [rows, columns of dst] without gaps in a buffer of one row, as Epilogue.PUSH writes it, or it is
+    columns of every row. Blocks are equally spaced. dst: f32 columns of every row. out_bf16: the same columns rounded
+    to bf16, for tasks that multiply them. reset: see `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore
+    them.
 
-    polls: the blocks are in a Lamport buffer (`Buffer.lamport`). The task polls for elements that are not zero before its waits
-    are met, and resets them. PUSH writes a zero as the negative one, which adds up the same. Each block is pushed by one task
-    between two sums, and this task waits for nothing else.
+    polls: the blocks are in a Lamport buffer (`Buffer.lamport`). The task polls for non-zero elements before its waits
+    are met, and resets them. PUSH writes zeros as negative zeros, which do not change the sum. Between two sums one
+    task pushes each block, and this task waits for nothing else.
     """
 
     blocks: tuple[Region, ...] = ()

@@ -1,4 +1,4 @@
-"""Tasks for graphs of one's own and for measurements: nothing, a linear function, sines."""
+"""Simple tasks for users' graphs and for measurements: no work, a linear function, sines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NopArgs(ctypes.Structure):
 @task_type(0, "nop")
 @dataclass(frozen=True, eq=False)
 class Nop(Task):
-    """No work. It is ordered as a task that reads `inputs` and writes `outputs`."""
+    """No work. The task is ordered as if it read `inputs` and wrote `outputs`."""
 
     inputs: tuple[Region, ...] = ()
     outputs: tuple[Region, ...] = ()
@@ -101,7 +101,7 @@ class SineArgs(ctypes.Structure):
 @task_type(10, "sine")
 @dataclass(frozen=True, eq=False)
 class Sine(_ElementWise):
-    """dst = sin(sin(...src...)), `times` sines deep, float32 [n]: work of any length, for measurements."""
+    """dst = sin(sin(...src...)) with `times` sines, float32 [n]: work of any length, for measurements."""
 
     times: int = 1
 

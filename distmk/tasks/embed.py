@@ -39,9 +39,9 @@ class EmbedArgs(ctypes.Structure):
 class Embed(Task):
     """out[row] = table[token of row], columns [col_begin, col_begin + num_cols).
 
-    table: bf16 [tokens of this rank, k]. Rows with a token of another rank are zero, so that the sum over ranks is the lookup.
-    out: f32 columns of every row (STORE), or an f32 [rows, num_cols] block in every rank's slot (PUSH). out_bf16, reset: see
-    `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore them.
+    table: bf16 [tokens of this rank, k]. Rows whose token belongs to another rank are zero, so that the sum over ranks
+    is the lookup. out: f32 columns of every row (STORE), or an f32 [rows, num_cols] block in every rank's slot (PUSH).
+    out_bf16, reset: see `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore them.
     """
 
     table: Slab = None  # type: ignore[assignment]

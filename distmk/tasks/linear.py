@@ -41,7 +41,10 @@ EPILOGUES = (Epilogue.STORE, Epilogue.ADD, Epilogue.PUSH, Epilogue.ARGMAX, *GATE
 
 
 def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list[Access]:
-    """The writes of an epilogue: a block in every rank's slot (PUSH), else columns of every row, and those that it resets."""
+    """The writes of an epilogue, with the columns that it resets.
+
+    PUSH writes a block in every rank's slot; others write columns of every row.
+    """
     rows = rows_of(args.batch)
     if args.epilogue == Epilogue.PUSH:
         return [access(True, d, args.out, 4 * num_cols * rows) for d in range(num_ranks)]
@@ -77,15 +80,15 @@ class LinearArgs(ctypes.Structure):
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
         ("polls", c_uint32),  # 1: poll x, or the fused partials
-        ("head_dim", c_uint32),  # of the fused partials; the next five are those of attention
+        ("head_dim", c_uint32),  # head size of the fused partials; the next five describe their attention
         ("max_splits", c_uint32),
         ("min_split", c_uint32),
         ("split_budget", c_uint32),
         ("window", c_uint32),
         ("fused_combine_len", c_uint32),  # positions that a single row in `fused_partials` sees at most
-        ("keeps_logits", c_uint32),  # 1: logits of all sampled rows are stored; 0: of those that need them
-        ("softcap", c_float),  # ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
-        ("format", c_uint32),  # of the weight (distmk/formats)
+        ("keeps_logits", c_uint32),  # 1: logits of all sampled rows are stored; 0: of the rows that need them
+        ("softcap", c_float),  # ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
+        ("format", c_uint32),  # format of the weight (distmk/formats)
         ("pad", c_uint32),
     ]
 
@@ -95,23 +98,27 @@ class LinearArgs(ctypes.Structure):
 class Linear(Task):
     """out = epilogue(x @ slab.T / rms(x) + bias): bf16 activations, weights of any format, float32 accumulation.
 
-    x: bf16 [rows, k]. slab: [n, k] ([2n, k] where gated). out: f32 columns of every row (STORE, ADD), bf16 ones (gated), an
-    f32 [rows, n] block in every rank's slot (PUSH), or one Candidate a row (ARGMAX, of sampled rows only). out_bf16: the columns
-    of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them. logits: f32 columns of the rows that
-    are drawn or scored (`RowSample`), or of all sampled ones (`keeps_logits`). softcap: they are stored as
-    softcap * tanh(logit / softcap); 0: as they are.
+    x: bf16 [rows, k].
+    slab: [n, k] ([2n, k] if gated).
+    out: f32 columns of every row (STORE, ADD), bf16 columns (gated), an f32 [rows, n] block in every rank's slot
+      (PUSH), or one Candidate for each sampled row (ARGMAX).
+    out_bf16: the columns of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them.
+    logits: f32 columns of the rows that are drawn or scored (`RowSample`), or of all sampled rows (`keeps_logits`).
+    softcap: logits are stored as softcap * tanh(logit / softcap); 0: unchanged.
 
-    normalized: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's weight
-    multiplied into the columns of the matrix (`Weight.col_scale`) that is a linear layer behind an RMSNorm.
+    normalized: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's
+    weight multiplied into the columns of the matrix (`Weight.col_scale`), this is a linear layer behind an RMSNorm.
 
-    polls: x is in a Lamport buffer (`Buffer.lamport`): an element that is not zero has been published, and may be used before
-    the task's waits are met. Results of up to eight rows may be written then, too; the task is complete only once its waits are
-    met. Zeros are published as negative zeros. reset: the same columns in an older buffer of the rotation
-    (`lower/rotating.py`), of `out_bf16`, or of `out` without it; they are zeroed in `Batch.num_reset_rows` rows.
+    polls: x is in a Lamport buffer (`Buffer.lamport`). An element that is not zero has been published, and may be used
+    before the task's waits are met. Results of up to eight rows may then be written, too, but the task is complete only
+    once its waits are met. Zeros are published as negative zeros.
 
-    fused_partials: a single decode row is not in x but in these partials of attention of `shape` (`Attention.fused_partials`);
-    each task combines them for itself (fused combine). All other rows are in x. It requires k <= MAX_FUSED_COMBINE_COLS and a
-    head_dim that is a power of two from 64 on.
+    reset: the same columns of `out_bf16`, or of `out` without it, in an older buffer of the rotation
+    (`lower/rotating.py`). They are zeroed in `Batch.num_reset_rows` rows.
+
+    fused_partials: a single decode row is not in x but in these partials of attention of `shape`
+    (`Attention.fused_partials`), and each task combines them for itself (fused combine). All other rows are in x.
+    Requires k <= MAX_FUSED_COMBINE_COLS and a head_dim that is a power of two and at least 64.
 
     RMSNorm: Zhang and Sennrich, arXiv:1910.07467; SwiGLU and GeGLU: Shazeer, arXiv:2002.05202.
     """
@@ -142,7 +149,7 @@ class Linear(Task):
     hot_variants: ClassVar[int] = MAX_ROWS + 1  # one for each number of rows
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a fused combine that the bodies cannot do."""
+        """Raises UsageError if the bodies do not support the fused combine that is asked for."""
         if not self.fused_partials:
             return
         shape, k = self.shape, self.x.cols
@@ -214,7 +221,7 @@ class Linear(Task):
 
 
 def product_accesses(args: Any, rank: int, num_ranks: int) -> list[Access]:
-    """Operands and results, of a task that polls or has no field for that."""
+    """The operands and results of a linear task, polled or not. Task types without a field `polls` do not poll."""
     _check_linear(args)
     rows, halves, polls = rows_of(args.batch), 2 if args.epilogue in GATED else 1, bool(getattr(args, "polls", False))
     x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
@@ -234,7 +241,7 @@ def product_accesses(args: Any, rank: int, num_ranks: int) -> list[Access]:
 
 
 def check_epilogue(args: Any) -> None:
-    """Raise ValueError for operands that the epilogue of a linear task or of the embedding does not have."""
+    """Raise ValueError if a linear task or the embedding has operands that its epilogue does not take."""
     require(args.epilogue in (Epilogue.STORE, Epilogue.ADD) or not args.out_bf16, "the epilogue has no out_bf16")
     require(args.epilogue not in (Epilogue.PUSH, Epilogue.ARGMAX) or not args.reset, "the epilogue has no reset")
 

@@ -30,19 +30,19 @@ class LinearJobsArgs(ctypes.Structure):
         ("batch", c_uint64),
         ("k", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight
-        ("num_rows", c_uint32),  # of the weight; the slabs that they are packed in follow (`Partition`)
+        ("num_rows", c_uint32),  # rows of the weight; the next fields say how its slabs divide them (`Partition`)
         ("num_slabs", c_uint32),
         ("num_reduced", c_uint32),
         ("reduced_rows", c_uint32),
         ("out_stride", c_uint32),  # elements of a row of `out`; gated: columns of the activations
         ("epilogue", c_uint32),  # Epilogue
-        ("num_splits", c_uint32),  # PARTS: parts of k, each with a slot of its own
+        ("num_splits", c_uint32),  # PARTS: parts of k, each with its own slot
         ("slot", c_uint32),  # PARTS: this rank's first one
         ("tiled", c_uint32),
-        ("sampled", c_uint32),  # sampled rows at most, if x has no others; 0: x has all rows
-        ("softcap", c_float),  # LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: as it is
-        ("scale", c_float),  # of x @ weight.T, host only; 0: none
-        ("format", c_uint32),  # of the weight (distmk/formats)
+        ("sampled", c_uint32),  # maximum of sampled rows, if x has only these; 0: x has all rows
+        ("softcap", c_float),  # LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
+        ("scale", c_float),  # factor of x @ weight.T, host only; 0: none
+        ("format", c_uint32),  # format of the weight (distmk/formats)
         ("pad", c_uint32),
     ]
 
@@ -50,17 +50,23 @@ class LinearJobsArgs(ctypes.Structure):
 @task_type(15, "linear_jobs")
 @dataclass(frozen=True, eq=False)
 class LinearJobs(JobTask):
-    """out = epilogue(x @ slab.T + bias) for the rows of a job iteration: bf16 activations, weights of any format, float32 sums.
+    """out = epilogue(x @ slab.T + bias) for the rows of a job iteration: bf16 activations, weights of any format,
+    float32 sums.
 
-    x: activations (`distmk.tasks.activations`), of all rows or of the sampled ones. slab: the whole matrix of a rank, packed in
-    the slabs of a slab program's tasks (`partition`). Rows of gate and up are paired within a slab: of 2h rows, row i of gate is
-    row i, and that of up is row h + i.
+    x: activations (`distmk.tasks.activations`) of all rows or of the sampled rows. slab: the whole matrix of a rank,
+    packed in the slabs of a slab program's tasks (`partition`). Rows of gate and up are paired within a slab: in a slab
+    of 2h rows, row i of gate is row i, and row i of up is row h + i.
 
-    out: STORE: bf16 [MAX_BUCKET_ROWS, out_stride]. Gated: activations of num_rows / 2 columns. LOGITS: f32 [sampled rows at most,
-    out_stride].
-    PARTS: f32 [owned_rows(num_ranks), slots * num_rows]: split s of the sum over k goes to columns [(slot + s) * num_rows, ...)
-    of the row's owner. Of n rows and R ranks, rank r owns rows [r * ceil(n / R), ...), in its buffer's rows from 0 on.
-    softcap: see `Linear`. scale: a factor of x @ slab.T that the matrix does not have, on the host twin.
+    out, by epilogue:
+
+    STORE: bf16 [MAX_BUCKET_ROWS, out_stride].
+    gated: activations of num_rows / 2 columns.
+    LOGITS: f32 [maximum of sampled rows, out_stride].
+    PARTS: f32 [owned_rows(num_ranks), slots * num_rows]. Split s of the sum over k goes to columns [(slot + s) *
+      num_rows, ...) on the rank that owns the row. With n rows and R ranks, rank r owns the rows from r * ceil(n / R) on;
+      they are the first rows of its buffer.
+
+    softcap: see `Linear`. scale: a factor of x @ slab.T that is not folded into the matrix, on the host twin.
     """
 
     x: Region = None  # type: ignore[assignment]
@@ -82,7 +88,7 @@ class LinearJobs(JobTask):
     writes_peers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a partition that is not that of the matrix."""
+        """Raises UsageError if the partition does not fit the matrix."""
         tiling, slabs = self.slab.weight.tiling, self.partition
         if slabs.step != 2 or slabs.total != self.slab.rows or (tiling and tiling.slabs != slabs.ranges):
             raise UsageError(f"task {self.op}: its partition is not that of the matrix")

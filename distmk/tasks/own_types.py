@@ -1,7 +1,8 @@
 """Task types of users' packages: `distmk.register` adds a dataclass and its C++ bodies without a change to distmk.
 
-A runtime is compiled for a program: it has the types of distmk, and all registered types of the packages whose tasks the program
-has. So a package is compiled once for all its programs, and programs without such tasks run on the runtime as it is.
+A runtime is compiled for a program. It has the types of distmk, and all registered types of the packages whose tasks
+the program uses. So each package is compiled once for all its programs, and programs without such tasks use the runtime
+of distmk.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ from distmk.tasks.abi_header import unknown_field
 
 T = TypeVar("T", bound=type[Task])
 
-FIRST_OWN_ID, NUM_IDS = 1024, 1 << 16  # ids below are those of distmk
-ENTRY_POINTS = "distmk.tasks"  # the group by which an installed package names modules that register types
+FIRST_OWN_ID, NUM_IDS = 1024, 1 << 16  # distmk uses the ids below
+ENTRY_POINTS = "distmk.tasks"  # the entry point group in which installed packages name modules that register types
 
 
 def register(name: str, *, host: str | Path | None = None, device: str | Path | None = None) -> Callable[[T], T]:
-    """Class decorator: add a task type to those that a graph may have.
+    """Class decorator that registers a task type, so that graphs may have tasks of it.
 
-    `name`: of the type, and of its bodies `void body_<name>(Context&, const Args&)` in namespace distmk. Its id is a hash of it,
-    so all ranks agree, whatever they import first. `host`: the C++ file with the body for the host twin; `device`: that with
-    the body for GPUs and the emulator; relative to the file of the class. Backends without a body refuse such tasks.
+    `name`: of the type, and of its bodies `void body_<name>(Context&, const Args&)` in namespace distmk. The type's
+      id is a hash of its name, so all ranks agree on it, whatever they import first.
+    `host`: the C++ file with the body for the host twin.
+    `device`: the C++ file with the body for GPUs and the emulator.
 
-    UsageError: the name is taken, a file is missing, or the class lacks something; the text names the class and its file.
+    Paths are relative to the file of the class. A backend without a body refuses such tasks.
+
+    UsageError: the name is taken, a file is missing, or the class lacks something; the text names the class and its
+    file.
     """
 
     if isinstance(name, type):
@@ -50,7 +55,7 @@ def register(name: str, *, host: str | Path | None = None, device: str | Path | 
             _check_args(cls)
             bodies = Bodies(_found(cls, host), _found(cls, device))
             require(bool(bodies.host or bodies.device), "it has no body; give host=FILE, device=FILE, or both")
-            TASK_TYPES.pop(own_id(name), None)  # of the same class, whose module is imported anew
+            TASK_TYPES.pop(own_id(name), None)  # the same class, if its module is imported anew
             add_type(cls, own_id(name), name)
         except (TypeError, ValueError) as error:
             raise UsageError(f"cannot register {_described(cls)}: {error}") from None
@@ -67,7 +72,7 @@ def own_id(name: str) -> int:
 
 
 def package_of(cls: type[Task]) -> str:
-    """The package (or the module, if it is in none) that registers a type."""
+    """The top-level package of the module that registers a type."""
     return cls.__module__.partition(".")[0]
 
 
@@ -83,12 +88,12 @@ def packages_of(names: Sequence[str]) -> list[str]:
 
 
 def types_for(tasks: Iterable[Task]) -> tuple[str, ...]:
-    """Names of the registered types in the runtime that runs these tasks."""
+    """Names of the registered types that the runtime of these tasks must have."""
     return types_of_packages({package_of(type(task)) for task in tasks if task.bodies})
 
 
 def find_types(names: Sequence[str], needed_by: str = "this program") -> tuple[type[Task], ...]:
-    """Registered types by name, in the order of their ids. What is missing is looked for in installed packages.
+    """Registered types by name, in the order of their ids. Missing names are looked for in installed packages.
 
     UsageError: a type is not registered.
     """
@@ -104,7 +109,10 @@ IMPORT = f"import the package that registers it, or install one with an entry po
 
 
 def import_package(package: str) -> tuple[str, ...]:
-    """Names of the types that a package registers when it is imported. UsageError: it cannot be imported, or registers none."""
+    """Import a package and return the names of the types that it registers.
+
+    UsageError: it cannot be imported, or registers none.
+    """
     try:
         importlib.import_module(package)
     except UsageError:
@@ -118,8 +126,8 @@ def import_package(package: str) -> tuple[str, ...]:
 
 @functools.cache
 def load_entry_points() -> None:
-    """Import what installed packages name in the entry point group. UsageError: something cannot be imported."""
-    import importlib.metadata  # takes longer than the rest of this module
+    """Import the modules that installed packages name in the entry point group. UsageError: one cannot be imported."""
+    import importlib.metadata  # importing it takes longer than the rest of this module
 
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
@@ -130,7 +138,7 @@ def load_entry_points() -> None:
 
 
 def _told(error: Exception) -> str:
-    """What went wrong in an import."""
+    """The text of an error that an import has raised."""
     return (
         one_line(error) if isinstance(error, ImportError | UsageError) else f"{type(error).__name__}: {one_line(error)}"
     )
@@ -146,7 +154,7 @@ def _described(cls: type) -> str:
 
 
 def _file_of(cls: type) -> str | None:
-    """The file of a class; None: it was typed in."""
+    """The file of a class; None if it was typed into an interpreter."""
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
 
 
@@ -200,5 +208,5 @@ def _check_args(cls: type[Task]) -> None:
 
 
 def _replaces(cls: type[Task], other: type[Task]) -> bool:
-    """Whether both are the same class, whose module has been imported anew."""
+    """Whether both are the same class and its module has been imported anew."""
     return (cls.__qualname__, _file_of(cls)) == (other.__qualname__, _file_of(other))

@@ -1,4 +1,4 @@
-"""The RMSNorm behind a row-parallel projection, in front of the residual stream."""
+"""The RMSNorm between a row-parallel projection and the residual stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from distmk.tasks.input_norm import encode_input_norm, input_norm_accesses
 class PostNormArgs(ctypes.Structure):
     _fields_ = [
         ("y", c_uint64),  # f32 [rows, k]
-        ("weight", c_uint64),  # f32 [n]: of this task's columns
+        ("weight", c_uint64),  # f32 [n], for this task's columns
         ("x", c_uint64),  # f32 columns of every row
         ("out_bf16", c_uint64),  # bf16 columns of every row, x rounded; 0: none
         ("reset", c_uint64),  # columns to be reset, laid out as `out_bf16`; 0: none
@@ -50,9 +50,9 @@ class PostNormArgs(ctypes.Structure):
 class PostNorm(Task):
     """x += y / rms(y) * weight, columns [col_begin, col_begin + columns of x) of y; float32.
 
-    y: f32 [rows, k], whole rows, of which every task takes the root mean square for itself. weight: f32, of the task's columns.
-    x: f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that multiply them. reset: see `Linear`.
-    input_norm, squares: see `ScaledLinear`; GPUs ignore them.
+    y: f32 [rows, k], whole rows; every task computes their root mean square for itself. weight: f32, for the task's
+    columns. x: f32 columns of every row. out_bf16: the same columns rounded to bf16, for tasks that multiply them.
+    reset: see `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore them.
     """
 
     y: Region = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Row by row in a job iteration: the embedding, and sums into the residual stream."""
+"""Tasks of a job iteration that work on one row at a time: the embedding, and sums into the residual stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distmk.tasks.activations import JobTask, RowSet, activation_access, check_b
 class EmbedRowsArgs(ctypes.Structure):
     _fields_ = [
         ("table", c_uint64),  # bf16 [last_token - first_token, k]
-        ("out", c_uint64),  # f32 [owned rows, out_stride], from this rank's slot on
+        ("out", c_uint64),  # f32 [owned rows, out_stride], beginning at this rank's slot
         ("batch", c_uint64),
         ("k", c_uint32),
         ("out_stride", c_uint32),
@@ -31,7 +31,7 @@ class EmbedRowsArgs(ctypes.Structure):
 class EmbedRows(JobTask):
     """out[row] = table[token of row], float32, in this rank's slot on the row's owner (`LinearJobs`, PARTS).
 
-    table: bf16 [tokens of this rank, k]. Rows with a token of another rank are zero. An instance: a row.
+    table: bf16 [tokens of this rank, k]. Rows whose token belongs to another rank are zero. An instance is a row.
     """
 
     table: Slab = None  # type: ignore[assignment]
@@ -78,7 +78,7 @@ class ReduceRowsArgs(ctypes.Structure):
         ("parts_stride", c_uint32),  # elements of a row of `parts`
         ("num_ranks", c_uint32),
         ("slots_per_rank", c_uint32),
-        ("num_splits", c_uint32),  # slots of a rank that are added up: its first ones
+        ("num_splits", c_uint32),  # slots of each rank that are added up: its first ones
         ("add", c_uint32),
         ("tiled", c_uint32),
         ("eps", c_float),
@@ -92,12 +92,17 @@ class ReduceRowsArgs(ctypes.Structure):
 @task_type(19, "reduce_rows")
 @dataclass(frozen=True, eq=False)
 class ReduceRows(JobTask):
-    """x (+)= sum of the parts, rank by rank and split by split, of the rows that this rank owns; out = x / rms(x).
+    """For the rows that this rank owns: x (+)= sum of the parts, rank by rank and split by split; out = x / rms(x).
 
-    parts: f32 [owned rows, slots * k] (`LinearJobs`, PARTS). x: f32 [owned rows, k]. out: activations of k columns, on every
-    rank; not normalized: x itself. The RMSNorm's weight is in the columns of the matrix that out is multiplied by
-    (`Weight.col_scale`); input_norm: f32 [k]: it is not, and the host twin multiplies out by it. post_norm: f32 [k]: the sum is
-    divided by its rms and multiplied by this weight before it is added to x, or takes its place. An instance: a row.
+    parts: f32 [owned rows, slots * k] (`LinearJobs`, PARTS).
+    x: f32 [owned rows, k].
+    out: activations of k columns, on every rank. If not normalized: x itself.
+    input_norm: f32 [k]. The weight of the RMSNorm is usually folded into the columns of the matrix that multiplies
+      out (`Weight.col_scale`). If it is not, the host twin multiplies out by input_norm.
+    post_norm: f32 [k]. The sum is divided by its rms and multiplied by this weight before it is added to x or
+      replaces it.
+
+    An instance is a row.
     """
 
     parts: Region = None  # type: ignore[assignment]

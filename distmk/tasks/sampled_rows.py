@@ -1,4 +1,4 @@
-"""What becomes of the sampled rows of a job iteration: they are chosen before the head, and have their best logits after it."""
+"""Tasks for the sampled rows of a job iteration: one gathers the rows before the head, one finds their best logits after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distmk.tasks.slots import check_num_rows, check_row_capacity
 class SelectRowsArgs(ctypes.Structure):
     _fields_ = [
         ("x", c_uint64),  # activations of k columns
-        ("out", c_uint64),  # the same, of which the first num_rows rows are in use
+        ("out", c_uint64),  # activations of k columns, whose first num_rows rows are in use
         ("batch", c_uint64),
         ("k", c_uint32),
         ("tiled", c_uint32),
@@ -31,7 +31,7 @@ class SelectRowsArgs(ctypes.Structure):
 @task_type(20, "select_rows")
 @dataclass(frozen=True, eq=False)
 class SelectRows(JobTask):
-    """out[i] = x[i-th sampled row of the job iteration], of which there are up to `num_rows`. An instance: a sampled row."""
+    """out[i] = x[i-th sampled row of the job iteration], for up to `num_rows` sampled rows. An instance is a sampled row."""
 
     x: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
@@ -76,7 +76,7 @@ class SelectRows(JobTask):
 
 class ArgmaxRowsArgs(ctypes.Structure):
     _fields_ = [
-        ("logits", c_uint64),  # f32 [num_rows, stride], of which this rank has n columns
+        ("logits", c_uint64),  # f32 [num_rows, stride]; this rank has n of its columns
         ("out", c_uint64),  # Candidate [num_parts, num_rows]
         ("batch", c_uint64),
         ("n", c_uint32),
@@ -91,10 +91,10 @@ class ArgmaxRowsArgs(ctypes.Structure):
 @task_type(21, "argmax_rows")
 @dataclass(frozen=True, eq=False)
 class ArgmaxRows(JobTask):
-    """out[p, row] = the best logit of every sampled row in part p of the columns, and its token (the lowest wins ties).
+    """out[p, row] = the best logit of every sampled row in part p of the columns, and its token (the lowest id wins ties).
 
-    logits: f32 columns of as many rows as are sampled at most. out: Candidate [parts, rows]. Part p has the columns
-    [n * p // parts, ...) and is instance p.
+    logits: f32 columns, with a row for each row that may be sampled. out: Candidate [parts, rows]. Part p is instance p
+    and begins at column n * p // parts.
     """
 
     logits: Region = None  # type: ignore[assignment]

@@ -38,13 +38,13 @@ VECTOR = 4  # logits that are loaded together
 
 
 def section_stride(vocab: int, num_ranks: int) -> int:
-    """Columns from one rank's logits to the next rank's in a row over the whole vocabulary."""
+    """In a row over the whole vocabulary: the columns from the beginning of one rank's logits to that of the next rank's."""
     largest = -(-vocab // num_ranks)
     return -(-largest // VECTOR) * VECTOR
 
 
 def mask_words(vocab: int) -> int:
-    """32-bit words of a slot's mask of allowed tokens."""
+    """The number of 32-bit words in a slot's mask of allowed tokens."""
     return -(-vocab // 32)
 
 
@@ -59,7 +59,7 @@ class SendLogitsArgs(ctypes.Structure):
         ("batch", c_uint64),
         ("num_cols", c_uint32),
         ("stride", c_uint32),  # elements
-        ("num_rows", c_uint32),  # of the logits
+        ("num_rows", c_uint32),  # rows of the logits
         ("job_batch", c_uint32),  # 1: the batch is a JobBatch
     ]
 
@@ -67,7 +67,7 @@ class SendLogitsArgs(ctypes.Structure):
 @task_type(12, "send_logits")
 @dataclass(frozen=True, eq=False)
 class SendLogits(Task):
-    """Put columns of the rows that need their logits (RowSample.DRAW, SCORE) to the same columns on rank 0.
+    """Put the logits of rows that need them (RowSample.DRAW, SCORE) to the same columns on rank 0.
 
     job_batch: the batch is a JobBatch.
     """
@@ -108,7 +108,7 @@ class CountTokensArgs(ctypes.Structure):
     _fields_ = [
         ("slots", c_uint64),  # SlotSampling [num_slots]
         ("counts", c_uint64),  # u32 [num_slots, vocab]
-        ("tables", c_uint64),  # the buffer that operands in SlotSampling point into; 0: they are addresses
+        ("tables", c_uint64),  # the buffer that operands in SlotSampling point into; 0: those operands are addresses
         ("batch", c_uint64),
         ("vocab", c_uint32),
         ("tables_bytes", c_uint32),
@@ -120,10 +120,10 @@ class CountTokensArgs(ctypes.Structure):
 @task_type(13, "count_tokens")
 @dataclass(frozen=True, eq=False)
 class CountTokens(Task):
-    """Bring the counts of tokens up to date that penalties of this iteration's draws depend on.
+    """Update the token counts that the penalties of this iteration's draws depend on.
 
-    counts: i32 [num_slots, vocab], how often a token is in the output of the sequence in a slot, and COUNT_IN_PROMPT. job_batch:
-    the batch is a JobBatch.
+    counts: i32 [num_slots, vocab], how often each token is in the output of the slot's sequence, and COUNT_IN_PROMPT.
+    job_batch: the batch is a JobBatch.
     """
 
     slots: Region = None  # type: ignore[assignment]
@@ -168,7 +168,7 @@ def counts_access(rank: int, args: Any) -> Access:
 
 
 def tables_access(rank: int, args: Any) -> Access:
-    """The read of what operands in SlotSampling point to."""
+    """The read of the tables that operands in SlotSampling point to."""
     return access(False, rank, args.tables, args.tables_bytes)
 
 
@@ -199,13 +199,19 @@ class SampleRowArgs(ctypes.Structure):
 class SampleRow(Task):
     """Draw the token of row `row` of the batch with the parameters of its slot, or score a given one; see `SlotSampling`.
 
-    logits: f32 [sampled rows at most, ranks' sections] (`section_stride`). slots: u8, SlotSampling [num_slots]. counts: see
-    `CountTokens`. mask: i32 [num_slots, words], a bit for each token that is allowed. adjusted: f32, room for a row of logits.
-    drawn: u8, the Candidate, whose value has no meaning. record: u8, LogprobRecord. job_batch: the batch is a JobBatch.
+    logits: f32 [maximum of sampled rows, ranks' sections] (`section_stride`).
+    slots: u8, SlotSampling [num_slots].
+    counts: see `CountTokens`.
+    mask: i32 [num_slots, words], with a bit for each token that is allowed.
+    adjusted: f32, room for a row of logits.
+    drawn: u8, a Candidate whose value has no meaning.
+    record: u8, LogprobRecord.
+    job_batch: the batch is a JobBatch.
 
-    A draw is the argmax of logit / temperature plus Gumbel noise (Maddison et al., arXiv:1411.0030) over the kept tokens, with
-    one random number a token by seed, position and token id. top-p: Holtzman et al., arXiv:1904.09751, by rejection, as
-    FlashInfer's samplers (Ye et al., arXiv:2501.01005); min-p: Nguyen et al., arXiv:2407.01082.
+    A draw is the argmax of logit / temperature plus Gumbel noise (Maddison et al., arXiv:1411.0030) over the kept
+    tokens. Seed, position and token id determine the random number of each token. top-p: Holtzman et al.,
+    arXiv:1904.09751, by rejection, as in FlashInfer's samplers (Ye et al., arXiv:2501.01005); min-p: Nguyen et al.,
+    arXiv:2407.01082.
     """
 
     logits: Region = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Linear layers whose matrices do not have the factors of the layers around them."""
+"""Linear layers whose matrices do not contain the scale factors of the layers around them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distmk.tasks.linear import Linear, product_accesses
 
 class ScaledLinearArgs(ctypes.Structure):
     _fields_ = [
-        ("x", c_uint64),  # fields that are not described: see LinearArgs
+        ("x", c_uint64),  # fields without a comment: see LinearArgs
         ("weight", c_uint64),
         ("bias", c_uint64),
         ("out", c_uint64),
@@ -28,7 +28,7 @@ class ScaledLinearArgs(ctypes.Structure):
         ("batch", c_uint64),
         ("logits", c_uint64),
         ("x_squares", c_uint64),  # f32 [rows, num_squares], which add up to a row's sum of squares; 0: none
-        ("input_norm", InputNormArgs),  # of `out`
+        ("input_norm", InputNormArgs),  # norm of the operator that reads `out`
         ("k", c_uint32),
         ("n", c_uint32),
         ("x_stride", c_uint32),
@@ -41,7 +41,7 @@ class ScaledLinearArgs(ctypes.Structure):
         ("k_pitch", c_uint32),
         ("keeps_logits", c_uint32),
         ("softcap", c_float),
-        ("scale", c_float),  # of x @ weight.T
+        ("scale", c_float),  # factor of x @ weight.T
         ("x_squares_stride", c_uint32),
         ("num_squares", c_uint32),
         ("format", c_uint32),
@@ -51,13 +51,17 @@ class ScaledLinearArgs(ctypes.Structure):
 @task_type(25, "scaled_linear")
 @dataclass(frozen=True, eq=False)
 class ScaledLinear(Linear):
-    """`Linear` of a matrix that cannot take factors: out = epilogue(scale * x @ slab.T / rms + bias). On the host twin.
+    """`Linear` with a matrix that factors cannot be folded into: out = epilogue(scale * x @ slab.T / rms + bias).
 
-    x_squares: f32 columns of every row, the sums of squares of parts of the row that a norm divides by its rms; x is that row
-    times the norm's weight. None: rms is 1.
+    Host twin only.
 
-    input_norm, squares: the same for the product behind: out_bf16 is bf16(out * input_norm), f32 of the task's columns, and
-    squares, an f32 column of every row, the sum of squares of out. It neither polls nor combines a row's splits.
+    x_squares: f32 columns of every row: the sums of squares of parts of the row before its norm. The rms is computed
+    from them, and x is that row times the norm's weight. None: rms is 1.
+
+    input_norm, squares: for the norm of the next layer. input_norm: f32, for the task's columns; out_bf16 is then
+    bf16(out * input_norm). squares: an f32 column of every row, the sum of squares of out.
+
+    The task neither polls nor combines a row's splits.
     """
 
     scale: float = 1.0
@@ -73,7 +77,7 @@ class ScaledLinear(Linear):
     hot_variants: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what only `Linear` can do."""
+        """Raises UsageError for features that only `Linear` has."""
         if self.normalized or self.polls or self.fused_partials:
             raise UsageError(f"task {self.op} is normalized by x_squares, without polling or a fused combine")
 

@@ -31,12 +31,12 @@ from distmk.tasks.slots import check_num_rows, check_row_capacity, sampled_rows_
 
 
 def candidates_bytes(num_rows: int = MAX_ROWS) -> int:
-    """Bytes of a Candidate for each row."""
+    """The size of one Candidate for each row, in bytes."""
     return ctypes.sizeof(Candidate) * num_rows
 
 
 def batcher_bytes(num_pages: int, max_seqs: int = MAX_ROWS) -> int:
-    """Bytes of the batcher's state, with a KvPage for each page of the KV cache, and what slots from MAX_ROWS on need."""
+    """Bytes of the batcher's state, with a KvPage for each page of the KV cache, and with the slots beyond MAX_ROWS."""
     pages = ctypes.sizeof(PagePoolState) + num_pages * ctypes.sizeof(KvPage)
     slot = ctypes.sizeof(RunningSequence) + EVENTS_PER_ROW * ctypes.sizeof(TokenEvent)
     return ctypes.sizeof(BatcherState) + pages + (slots_for(max_seqs) - MAX_ROWS) * slot
@@ -57,8 +57,8 @@ class SampleArgs(ctypes.Structure):
 class Sample(Task):
     """Per-shard argmax: this rank's best candidate for every sampled row (greedy; the lowest token id wins ties).
 
-    candidates: Candidate [tasks of the head, num_rows]. out: Candidate [num_rows] on rank 0, of which the rows of the batch are
-    written. A rank that reaches rank 0 by NVSHMEM writes the same offset of its own heap first, and puts it from there.
+    candidates: Candidate [tasks of the head, num_rows]. out: Candidate [num_rows] on rank 0; the rows of the batch are
+    written. A rank that reaches rank 0 by NVSHMEM first writes to the same offset of its own heap, and puts from there.
     """
 
     candidates: Region = None  # type: ignore[assignment]
@@ -95,23 +95,24 @@ class Sample(Task):
 
 class SchedulerStepArgs(ctypes.Structure):
     _fields_ = [
-        ("candidates", c_uint64),  # Candidate [num_ranks, rows], rows: those that are sampled at most
+        ("candidates", c_uint64),  # Candidate [num_ranks, rows], where rows is the maximum of sampled rows
         ("batch", c_uint64),
         ("page_table", c_uint64),  # i32 [slots, max_pages]
         ("state", c_uint64),  # see BatcherState
         ("drawn", c_uint64),  # Candidate [rows], the tokens of drawn rows; 0: no row is drawn
         ("slots", c_uint64),  # SlotSampling [slots]; 0: no row is drawn
         ("logprobs", c_uint64),  # LogprobRecord [rows], of drawn and scored rows; 0: no row is drawn
-        ("batches", c_uint64 * MAX_PROGRAMS),  # the batch of each program of the launch; `batch` is one of them
+        ("batches", c_uint64 * MAX_PROGRAMS),  # the batch of each program of the launch, `batch` among them
         ("num_ranks", c_uint32),
         ("page_size", c_uint32),
         ("max_pages", c_uint32),
         ("num_pages", c_uint32),
         ("max_slots", c_uint32),
         ("max_positions", c_uint32),
-        ("program", c_uint32),  # number of this one
+        ("program", c_uint32),  # number of this program
         ("num_programs", c_uint32),
-        # Token rows of an iteration of each program, in ascending order; more than MAX_ROWS: its batch is a JobBatch.
+        # Token rows of an iteration of each program, in ascending order. If more than MAX_ROWS, its batch is a
+        # JobBatch.
         ("max_rows", c_uint16 * MAX_PROGRAMS),
         ("pad", c_uint32),
     ]
@@ -120,14 +121,18 @@ class SchedulerStepArgs(ctypes.Structure):
 @task_type(9, "scheduler_step")
 @dataclass(frozen=True, eq=False)
 class SchedulerStep(Task):
-    """The batch metadata of this iteration from the tokens of the last one, put to every rank. Rank 0's scheduler 0 runs it.
+    """Makes this iteration's batch metadata from the tokens of the last iteration, and puts it to every rank.
 
-    It decides on stop conditions, admission of waiting requests, KV pages and prompt chunks; the host only reads tokens. It
-    chooses the program of the next iteration by the rows that there are to compute: the smallest bucket that holds them
-    (csrc/runtime/program_choice.h). A batch for another program ends this one's turn.
+    Rank 0's scheduler 0 runs it.
 
-    batches: the batch of each program of the launch, by number: u8 [sizeof(Batch)], or [sizeof(JobBatch)] where its iterations
-    have more than MAX_ROWS rows. max_rows: rows of an iteration of each, in ascending order. program: the number of this one.
+    The step decides on stop conditions, admission of waiting requests, KV pages and prompt chunks; the host only reads
+    tokens. It also chooses the program of the next iteration: the smallest row bucket that holds the rows to be
+    computed (csrc/runtime/program_choice.h). If it makes a batch for another program, this program's turn ends.
+
+    batches: the batch of each program of the launch, by number: u8 [sizeof(Batch)], or [sizeof(JobBatch)] if its
+      iterations have more than MAX_ROWS rows.
+    max_rows: the rows of an iteration of each program, in ascending order.
+    program: the number of this program.
     """
 
     candidates: Region = None  # type: ignore[assignment]
@@ -190,7 +195,7 @@ class SchedulerStep(Task):
         require(args.max_slots <= rows[-1], "no iteration has a row for every sequence")
         require(args.page_size > 0 and not args.page_size & (args.page_size - 1), "page_size is no power of two")
         require(args.max_positions <= args.page_size * args.max_pages, "a sequence has more positions than pages")
-        # With fewer, the oldest sequence could wait for ever for a page.
+        # With fewer positions, the oldest sequence could wait for a page forever.
         require(args.max_positions <= args.page_size * args.num_pages, "the cache is too small for one sequence")
         pages = page_table_content(args)
         num_slots, num_rows = slots_for(args.max_slots), sampled_rows_of(args)

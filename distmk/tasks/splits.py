@@ -1,4 +1,4 @@
-"""A rank's attention heads, how the positions of a sequence are cut into splits, and the layout of their partials."""
+"""A rank's attention heads, how the positions of a sequence are divided into splits, and the layout of their partials."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ from distmk.errors import UsageError
 from distmk.graph.task import Content, require
 
 ANY_LENGTH = 2**31 - 1
-KV_TILE = 16  # positions that a GPU's warp takes at once
-MAX_SPLITS = 32  # of a sequence's positions: the combine gives each split a lane of one warp
-FUSED_HEAD_ELEMENTS = 64  # a fused combine takes heads of so many, or twice, four times, ... as many
-MOST_HEADS = 2**16 - 1  # and elements of a head, as arguments of tasks have 16 bits for them
-LONG_SPLITS = 4  # times `min_split`: the split length from which a single row gets more than COMBINE_WIDTH splits
-# Arguments that say which splits there are.
+KV_TILE = 16  # positions that a GPU's warp processes at once
+MAX_SPLITS = 32  # splits of a sequence: the combine gives each split a lane of one warp
+FUSED_HEAD_ELEMENTS = 64  # fused combines take heads of this size times a power of two
+MOST_HEADS = 2**16 - 1  # also elements of a head: arguments of tasks have 16 bits for both
+LONG_SPLITS = 4  # times `min_split`: with longer splits than that, a single row gets more than COMBINE_WIDTH of them
+# Arguments that determine the splits.
 SPLIT_FIELDS = ("head_dim", "max_splits", "min_split", "split_budget", "window")
 
 
 def num_slices(head_dim: int) -> int:
-    """Slices of a head's output, COMBINE_SLICE columns each but perhaps the last; each is combined for itself."""
+    """Slices of a head's output. Each has COMBINE_SLICE columns (the last one may have fewer) and is combined by itself."""
     return -(-head_dim // COMBINE_SLICE)
 
 
 def slice_begin(index: int, head_dim: int) -> int:
-    """First column of a slice, where slices are numbered over all heads."""
+    """First column of a slice; slices are numbered over all heads."""
     slices = num_slices(head_dim)
     return index // slices * head_dim + index % slices * COMBINE_SLICE
 
 
 def partial_cols(max_splits: int) -> int:
-    """Floats of the partials of one slice of a query head: f32 [row, split, PARTIAL_FLOATS], the maximum of the scores,
-    the sum of their exponentials, and the unnormalized output.
+    """Floats of the partials of one slice of a query head: f32 [row, split, PARTIAL_FLOATS].
+
+    A partial is the maximum of the scores, the sum of their exponentials, and the unnormalized output.
     """
     return MAX_ROWS * max_splits * PARTIAL_FLOATS
 
 
 def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int:
-    """Positions that a single decode row may see for its combine to be fused into the o projection: up to there the row has at
-    most COMBINE_WIDTH splits.
+    """The most positions that a single decode row may see if its combine is fused into the o projection.
 
-    Every task of the projection reads all partials of the row, so more splits would cost more than the hop that is saved. A
-    row that sees more gets at least twice as many splits (csrc/runtime/splits.h rounds down to a multiple of COMBINE_WIDTH),
-    which pays for the hop once a split has more than LONG_SPLITS * min_split positions.
+    Up to that length the row has at most COMBINE_WIDTH splits. Every task of the projection reads all partials of the
+    row, so more splits would cost more than the saved hop. A row that sees more positions gets at least twice as many
+    splits (csrc/runtime/splits.h rounds down to a multiple of COMBINE_WIDTH). That pays for the hop once a split has
+    more than LONG_SPLITS * min_split positions.
     """
     fewest_more = 2 * COMBINE_WIDTH
     longest = (fewest_more - 1) * LONG_SPLITS * min_split
@@ -60,17 +61,17 @@ def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int
 
 
 def has_fused_combine(head_dim: int) -> bool:
-    """Whether linear tasks can combine heads of this size, which a GPU's find by bits of a column's number."""
+    """Whether linear tasks can combine heads of this size. GPUs find a column's head from the bits of its number."""
     return head_dim >= FUSED_HEAD_ELEMENTS and not head_dim & (head_dim - 1)
 
 
 def splits_content(name: str, args: Any) -> Content:
-    """The content of partials: writer and readers work out from these arguments which splits there are."""
+    """The content of partials: writer and readers compute the splits from these arguments."""
     return (name, *(getattr(args, field) for field in SPLIT_FIELDS), args.fused_combine_len)
 
 
 def check_splits(args: Any) -> None:
-    """Raise ValueError for arguments that give no splits."""
+    """Raise ValueError for arguments that define no splits."""
     require(args.head_dim > 0, "head_dim is 0")
     require(1 <= args.max_splits <= MAX_SPLITS, "max_splits is out of range")
     require(args.min_split > 0, "there are no splits")
@@ -79,13 +80,13 @@ def check_splits(args: Any) -> None:
 
 
 def check_fixed_splits(args: Any, max_positions: int) -> None:
-    """Raise ValueError if fixed splits do not cover sequences of `max_positions`."""
+    """Raise ValueError if fixed splits do not cover sequences of `max_positions` positions."""
     covered = args.max_splits * args.min_split
     require(args.split_budget > 0 or max_positions <= covered, "fixed splits do not cover a sequence")
 
 
 def check_window(args: Any) -> None:
-    """Raise ValueError for a window that no row sees anything in."""
+    """Raise ValueError for a window in which rows see no positions."""
     require(0 < args.window <= ANY_LENGTH, "window is out of range")
 
 
@@ -95,13 +96,14 @@ def most_seen(max_positions: int, window: int) -> int:
 
 
 def fewest_splits(args: Any, max_seqs: int) -> int:
-    """The fewest splits that a long sequence gets: beside others perhaps one."""
+    """The fewest splits that a long sequence gets; beside other sequences it may be one."""
     return min(COMBINE_WIDTH, args.split_budget, args.max_splits) if max_seqs == 1 else 1
 
 
 def fused_partial_bytes(args: Any, num_heads: int) -> int:
-    """Bytes of the fused partials that a task writes or reads. Raises ValueError if its `fused_combine_len` is not that of its
-    splits.
+    """Bytes of the fused partials that a task writes or reads.
+
+    Raises ValueError if its `fused_combine_len` does not fit its splits.
     """
     if args.fused_combine_len != fused_combine_len(args.split_budget, args.max_splits, args.min_split):
         raise ValueError(f"fused_combine_len is {args.fused_combine_len}")
@@ -129,15 +131,15 @@ class AttentionShape:
     q_begin: int
     kv_begin: int
     page_size: int
-    max_pages: int  # of one sequence
-    num_pages: int  # of the cache
+    max_pages: int  # pages of one sequence
+    num_pages: int  # pages of the cache
     max_splits: int
-    min_split: int  # positions that a split should have at least; of fixed splits: that each has
+    min_split: int  # fewest positions of a split; fixed splits have exactly as many
     num_workers: int
     num_slots: int = MAX_ROWS  # rows of the page table
     window: int = ANY_LENGTH  # positions that a row sees, its own included
     scores: Scores = PLAIN_SCORES
-    fixed_splits: bool = False  # splits depend on nothing else in the batch (csrc/runtime/splits.h)
+    fixed_splits: bool = False  # splits do not depend on the rest of the batch (csrc/runtime/splits.h)
 
     def __post_init__(self) -> None:
         most = max(self.num_q, self.num_kv, self.group, self.head_dim)
@@ -146,28 +148,29 @@ class AttentionShape:
 
     @property
     def split_budget(self) -> int:
-        """Splits of one KV head, all sequences together: enough for one instance a worker. 0: fixed splits."""
+        """Splits of one KV head for all sequences together: enough for one instance per worker. 0: fixed splits."""
         return 0 if self.fixed_splits else max(1, self.num_workers // self.num_kv)
 
     def has_long_splits(self, max_model_len: int, max_seqs: int) -> bool:
-        """Whether splits may have more than POSITIONS_PER_PASS positions, and are streamed. Fixed ones never are: a streamed
-        split is added up in another order.
+        """Whether splits may have more than POSITIONS_PER_PASS positions, so that their keys and values are streamed.
+
+        Fixed splits are never streamed: a streamed split is summed in another order.
         """
         longest = fewest_splits(self, max_seqs) * POSITIONS_PER_PASS
         return not self.fixed_splits and most_seen(max_model_len, self.window) > longest
 
     @property
     def fused_combine_len(self) -> int:
-        """Positions that a single row may see for its combine to be fused."""
+        """The most positions that a single row may see if its combine is fused."""
         return fused_combine_len(self.split_budget, self.max_splits, self.min_split)
 
     @property
     def slices(self) -> int:
-        """Slices of a head's output that are combined for themselves."""
+        """The number of slices of a head's output; each is combined by itself."""
         return num_slices(self.head_dim)
 
     def slice_begin(self, index: int) -> int:
-        """First column of a slice, where slices are numbered over all heads."""
+        """First column of a slice; slices are numbered over all heads."""
         return slice_begin(index, self.head_dim)
 
     @property

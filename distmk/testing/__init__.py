@@ -1,4 +1,7 @@
-"""Tests of task types: a graph runs on a backend, and what it wrote is compared with the oracles of its tasks. Needs torch."""
+"""Tests of task types: a graph runs on a backend, and the memory that it wrote is compared with its tasks' oracles.
+
+Needs torch.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,20 @@ def compare_with_oracle(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> None:
-    """Run a graph on `num_ranks` ranks, and compare each rank's memory with what `Task.oracle` says of its tasks in order.
+    """Run a graph on `num_ranks` ranks, and compare each rank's memory with the results of its tasks' oracles.
 
-    `build(rng)` returns the graph, the same on all ranks, or the graph and the contents of some regions that tasks read, as
-    arrays; others are random, and all other memory is poison. With several ranks it must be a function that they can import.
-    rtol, atol: of floating-point numbers, by default those of torch.testing.assert_close.
+    `build(rng)` returns the graph, which is the same on all ranks, or the graph and the contents of some regions that
+    tasks read, as arrays. Other regions are random, and all other memory is poison. With several ranks `build` must be
+    a function that they can import. rtol, atol: for floating-point numbers, by default as in
+    torch.testing.assert_close.
 
-    AssertionError: an element is wrong (with its coordinates); a task writes what it does not declare, or declares in
-    `accesses` less than in `writes`; an event is fired too often or too rarely; or a second launch leaves other bits. The text
-    has the seed (by default a new one) that repeats the case. UsageError: a task has no oracle, or one that does not fit.
+    AssertionError: an element is wrong (with its coordinates); a task writes something that it does not declare, or
+    declares less in `accesses` than in `writes`; an event is fired too often or too rarely; or a second launch leaves
+    other bits. The text has the seed (by default a new one) that repeats the case.
+
+    UsageError: a task has no oracle, or an oracle that does not fit it.
     """
-    # Here, as they import torch, which takes seconds: of this package's users some need only `events`.
+    # Imported here because they import torch, which takes seconds; some users of this package need only `events`.
     from distmk.testing.case import Case, follower_argv
 
     seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed

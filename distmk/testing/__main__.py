@@ -1,4 +1,4 @@
-"""`python -m distmk.testing CASE`: a rank that `compare_with_oracle` started; rank 0 reports for all."""
+"""`python -m distmk.testing CASE`: a rank that `compare_with_oracle` has started. Rank 0 reports for all ranks."""
 
 from __future__ import annotations
 

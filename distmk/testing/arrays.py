@@ -34,7 +34,10 @@ ROUNDING = {"f32": 0.0, "bf16": 2.0**-8}
 
 
 def poison(rng: np.random.Generator, num_bytes: int) -> Bytes:
-    """Random bytes that read as NaN in float32 and in bf16; random, so that a copy of poison shows as a change, too."""
+    """Random bytes that read as NaN in float32 and in bf16.
+
+    Because they are random, a copy of poison shows as a change, too.
+    """
     num_halves = -(-num_bytes // 2)
     halves = rng.integers(0x7F81, 0x8000, num_halves, dtype=np.uint16)
     signs = rng.choice(np.array([0, 0x8000], dtype=np.uint16), num_halves)
@@ -45,7 +48,7 @@ def poison(rng: np.random.Generator, num_bytes: int) -> Bytes:
 def assert_close(
     what: str, got: Array | torch.Tensor, want: Array | torch.Tensor, tolerance: Array | torch.Tensor | float
 ) -> None:
-    """AssertionError with coordinates and values of the first eight elements that are off by more than `tolerance`."""
+    """Raise AssertionError with coordinates and values of the first eight elements that are off by more than `tolerance`."""
     got, want, tolerance = (np.asarray(each, dtype=np.float64) for each in (got, want, tolerance))
     tolerance = np.broadcast_to(tolerance, want.shape)
     assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"

@@ -1,4 +1,4 @@
-"""What a test of task types gives: a function that makes the graph, and what its tasks read."""
+"""The input of a test of task types: a function that makes the graph, and the contents of what its tasks read."""
 
 from __future__ import annotations
 

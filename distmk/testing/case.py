@@ -1,4 +1,4 @@
-"""A graph that is run and compared with the oracles of its tasks, on one rank or several, each a process of its own."""
+"""A graph that is run and compared with its tasks' oracles, on one or several ranks. Each rank is a process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOLERANCES = {"f32": (1.3e-6, 1e-5), "bf16": (1.6e-2, 1e-5), "i32": (0.0, 0.0), 
 
 @dataclass(frozen=True)
 class Case:
-    """What all ranks run. rtol, atol: of floating-point numbers (None: `TOLERANCES`)."""
+    """The case that all ranks run. rtol, atol: for floating-point numbers (None: `TOLERANCES`)."""
 
     backend: str
     num_iterations: int
@@ -37,7 +37,7 @@ class Case:
     atol: float | None = None
 
     def run(self, build: Build, bootstrap: Bootstrap) -> list[str]:
-        """What is wrong on this rank, one line or more each. Collective."""
+        """The faults of this rank, each one line or more. Collective."""
         made = build(np.random.default_rng(self.seed))
         graph, inputs = made if isinstance(made, tuple) else (made, {})
         simulation = Simulation(graph, np.random.default_rng(self.seed), inputs)
@@ -51,7 +51,7 @@ class Case:
         return [*self._compare(simulation, launches), *wrong]
 
     def _compare(self, simulation: Simulation, launches: Launches) -> Iterator[str]:
-        """What tasks wrote on this rank, with what their oracles wrote."""
+        """Compare the regions that tasks wrote on this rank with the regions that their oracles wrote."""
         rank, buffers = launches.memory.rank, launches.buffers
         writers: dict[Region, list[str]] = {}
         for task in simulation.graph.tasks:
@@ -77,7 +77,7 @@ class Case:
 
 
 def follower_argv(case: Case, build: Build) -> list[str]:
-    """The command of the other ranks, which import `build` by its name. UsageError: it has none there."""
+    """The command of the other ranks, which import `build` by its name. UsageError: they cannot import it."""
     name = getattr(build, "__qualname__", None) or shown(build)
     if "<" in name:
         raise UsageError(f"{name} cannot be imported by the other ranks; define it at the top of a module")
@@ -88,7 +88,7 @@ def follower_argv(case: Case, build: Build) -> list[str]:
 
 
 def read_follower(text: str) -> tuple[Case, Build]:
-    """What `follower_argv` told."""
+    """Read back the case and the function that `follower_argv` encoded."""
     told = json.loads(text)
     sys.path[:] = told["path"]
     spec = importlib.util.find_spec(told["module"]) if told["module"] != "__main__" else None

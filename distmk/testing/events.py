@@ -1,4 +1,4 @@
-"""Event counters of a rank: the counts that its program asks for, and those in memory."""
+"""Event counters of a rank: the counts that its program asks for, and the counts in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distmk.serving.session import Session
 
 
 def expected_counts(program: Program, rank: int, num_iterations: int) -> list[int]:
-    """The sum of all triggers, of all ranks, that name each of the rank's events."""
+    """For each event of the rank: the sum of all triggers, of all ranks, that name it."""
     counts = [0] * program.ranks[rank].header.num_events
     for part in program.ranks:
         for desc in part.tasks:
@@ -23,7 +23,7 @@ def expected_counts(program: Program, rank: int, num_iterations: int) -> list[in
 
 
 def read_counts(session: Session) -> list[int]:
-    """The counters of this rank as the last launch left them."""
+    """The counters of this rank after its last launch."""
     header = session.rank_program.header
     if not header.num_events:
         return []

@@ -1,4 +1,4 @@
-"""A launch that is looked at from outside: what it wrote, which events it fired, and whether a second one does the same."""
+"""A launch observed from outside: the memory it wrote, the events it fired, and whether a second launch does the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = tuple[slice, slice]  # rows and byte columns of a buffer
 
 
 class Finding(NamedTuple):
-    """One thing that was checked; `error` is None where it is right."""
+    """The result of one check; `error` is None if nothing is wrong."""
 
     kind: str
     what: str
@@ -31,8 +31,9 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Launches:
-    """A rank's memory before a launch, after it, and after another one from the same memory; of every event of the first launch
-    the count, and the count expected.
+    """A rank's memory before a launch, after it, and after another launch from the same memory.
+
+    counts: for every event of the first launch, the count and the expected count.
     """
 
     graph: Graph
@@ -48,7 +49,7 @@ class Launches:
         return self.memory.buffers(self.after)
 
     def check(self, writable: dict[Buffer, list[Rows]]) -> Iterator[Finding]:
-        """Tasks write `writable` and nothing else, and say that they do; they do the same twice, and fire their events."""
+        """Check that tasks write and declare just `writable`, that a second launch does the same, and the events' counts."""
         may_write, accessed = self._writable_bytes(writable), self.memory.accessed()
         for space, extent in self.memory.extents.items():
             if not extent.whole.num_bytes:
@@ -71,7 +72,7 @@ class Launches:
         return {space: image.astype(bool) for space, image in found.items()}
 
     def _first(self, locate: Callable[[int], tuple[Any, str]], wrong: npt.NDArray[np.bool_], how: str) -> str | None:
-        """How many bytes are wrong, where the first is, and which tasks write there."""
+        """How many bytes are wrong, where the first one is, and which tasks write there; None if no byte is wrong."""
         where = np.flatnonzero(wrong)
         if not len(where):
             return None
@@ -90,8 +91,8 @@ def launch_twice(
 ) -> Launches:
     """Launch twice from the same memory. Collective.
 
-    `given`: of this rank's buffers, byte columns and the bytes [rows, columns] that their first rows hold. All else is poison, or
-    zero in Lamport buffers.
+    `given`: for this rank's buffers, byte columns and the bytes [rows, columns] of their first rows. All other memory
+    is poison, or zero in Lamport buffers.
     """
     memory = RankMemory(session.program, session.bootstrap.rank)
     before = memory.read(session)
@@ -106,10 +107,10 @@ def launch_twice(
 def _launch(
     session: Session, memory: RankMemory, before: Images, num_iterations: int
 ) -> tuple[Images, list[tuple[int, int]]]:
-    """The images after a launch from `before`; of every event the count, and the count expected."""
+    """The images after a launch from `before`; for every event, its count and the expected count."""
     memory.write(session, before)
     session.run(num_iterations)
-    session.bootstrap.barrier()  # now other ranks' writes are here, too
+    session.bootstrap.barrier()  # after it, the writes of other ranks have arrived
     after, counts = memory.read(session), read_counts(session)
     session.bootstrap.barrier()
     expected = expected_counts(session.program, session.bootstrap.rank, num_iterations)

@@ -1,4 +1,4 @@
-"""A rank's memory around a launch: poison wherever nothing was given, and nothing may change but the bytes declared."""
+"""A rank's memory around a launch: poison where no contents are given, so that any undeclared change shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Memory = dict[Buffer, Bytes]  # [rows, row_bytes] of every buffer of a rank
 
 @dataclass(frozen=True)
 class Extent:
-    """One address space of a rank, from its first buffer or weight to its end. `pieces` are in the order of their offsets."""
+    """One address space of a rank, from its first buffer or weight to its end. `pieces` are sorted by offset."""
 
     whole: Placed
     pieces: tuple[Placed, ...]
@@ -33,7 +33,7 @@ class Extent:
         return image[begin : begin + piece.num_bytes].reshape(piece.rows, piece.row_bytes)
 
     def gaps(self) -> Iterable[slice]:
-        """What lies between the pieces, and behind the last."""
+        """The bytes between the pieces and after the last one."""
         end = self.whole.offset
         for piece in self.pieces:
             yield slice(end - self.whole.offset, piece.offset - self.whole.offset)
@@ -41,7 +41,10 @@ class Extent:
         yield slice(end - self.whole.offset, self.whole.num_bytes)
 
     def locate(self, index: int) -> tuple[Placed | None, str]:
-        """The piece of a byte of an image, and the byte's place in words; a byte of a gap belongs to the piece before it."""
+        """The piece at a byte of an image, and a description of the place.
+
+        A byte of a gap belongs to the piece before the gap.
+        """
         offset = self.whole.offset + index
         piece = next((piece for piece in reversed(self.pieces) if piece.offset <= offset), None)
         if piece is None:
@@ -53,7 +56,7 @@ class Extent:
 
 
 class RankMemory:
-    """The heap and the local memory of a rank of a program: an image each, by space."""
+    """The heap and the local memory of a rank of a program, with one image for each space."""
 
     def __init__(self, program: Program, rank: int) -> None:
         self.program, self.rank, self.placement = program, rank, program.placement
@@ -83,7 +86,10 @@ class RankMemory:
         return {buffer: self.extents[at.space].rows_of(at, images[at.space]) for buffer, at in placed}
 
     def poison(self, images: dict[Space, Bytes], rng: np.random.Generator) -> None:
-        """Fill buffers and gaps, not weights; what a launch zeroes beforehand, Lamport buffers among it, with zeros."""
+        """Fill buffers and gaps with poison, but not weights.
+
+        Memory that a launch zeroes first, such as Lamport buffers, becomes zero.
+        """
         for space, image in images.items():
             extent = self.extents[space]
             for piece in extent.pieces:
@@ -96,7 +102,7 @@ class RankMemory:
         images[Space.HEAP][: max(0, zeroed)] = 0
 
     def accessed(self) -> dict[Space, npt.NDArray[np.bool_]]:
-        """The bytes of this rank that tasks of any rank write, by what the encoded tasks say of themselves."""
+        """The bytes of this rank that tasks of any rank write, according to the encoded tasks."""
         found = {space: np.zeros(extent.whole.num_bytes, bool) for space, extent in self.extents.items()}
         for part in self.program.ranks:
             for desc in part.tasks:

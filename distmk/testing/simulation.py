@@ -1,4 +1,4 @@
-"""A graph's meaning by the oracles of its tasks: all ranks' memory, as a single thread leaves it that runs them in order."""
+"""The meaning of a graph according to its tasks' oracles: all ranks' memory after one thread has run the tasks in order."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "i32": torch.int32, "u8"
 
 
 class Simulation:
-    """`memory` holds what each rank's buffers contain; `given` what they contained at first, `written` what tasks have written:
-    byte columns of rows. What tasks read is random, unless `inputs` has it, and zero in Lamport buffers.
+    """Runs a graph on the oracles of its tasks.
 
-    UsageError: a task has no oracle, or its oracle does not fit what it reads and writes.
+    memory: the contents of each rank's buffers.
+    given: the initial contents of regions, as byte columns and rows. Regions that tasks read are random, unless
+      `inputs` has them, and zero in Lamport buffers.
+    written: the rows and byte columns that tasks have written.
+
+    UsageError: a task has no oracle, or its oracle does not fit the regions that it reads and writes.
     """
 
     def __init__(self, graph: Graph, rng: np.random.Generator, inputs: Inputs) -> None:
@@ -89,7 +93,7 @@ class Simulation:
 
 
 class _Values(dict[Region | Slab, torch.Tensor]):
-    """What the oracle of a task may know."""
+    """The values that the oracle of a task may read."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -114,7 +118,7 @@ def _random(rng: np.random.Generator, region: Region) -> torch.Tensor:
 
 
 def _slab(task: Task, slab: Slab) -> torch.Tensor:
-    """Rows of a constant. UsageError: it is a weight of a checkpoint, which is not at hand."""
+    """Rows of a constant. UsageError: it is a weight of a checkpoint, which is not available here."""
     data: npt.NDArray[Any] | None = slab.weight.data
     if data is None:
         raise UsageError(f"task {task.op} has weight {slab.weight.name} of a checkpoint; test it with Graph.constant")

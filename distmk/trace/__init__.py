@@ -1,6 +1,6 @@
 """Traces: a record of every task of all ranks on one clock, as a timeline for Perfetto and as tables.
 
-`LLM(..., trace_iterations=N).trace` and `Session.run_traced` return a `Trace`. With a launch of one's own:
+`LLM(..., trace_iterations=N).trace` and `Session.run_traced` return a `Trace`. To trace a launch made by hand:
 
     running = session.launch(LaunchSpec(num_iterations=100, trace_capacity=session.room_for(8)))
     for _ in running:
@@ -9,8 +9,8 @@
     print(report(trace))
     write(trace, Path("trace.json"))
 
-`Trace.rows` is an array of `ROW`, for any other statistic. `Launch.trace()` returns the raw records of this rank's workers
-and schedulers; `collect` makes a trace of those of all ranks.
+`Trace.rows` is an array of `ROW`, for any other statistic. `Launch.trace()` returns the raw records of this rank's
+workers and schedulers; `collect` makes a trace from the records of all ranks.
 """
 
 from distmk.trace.chrome import check_writable, write

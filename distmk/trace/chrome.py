@@ -1,8 +1,8 @@
 """A trace as a file for Perfetto (ui.perfetto.dev) or chrome://tracing; `chrome_reader` reads it back.
 
-The format is Chrome's trace event format: a process is a rank, a thread is a worker or scheduler, times are microseconds
-since the first start with three decimals. Slices of category "wait" show the event that an idle worker waited for. A file
-whose name ends in .gz is compressed; both viewers read that.
+The format is Chrome's trace event format: a process is a rank, a thread is a worker or scheduler, and times are
+microseconds since the first start, with three decimals. Slices of category "wait" show the event that an idle worker
+waited for. A file whose name ends in .gz is compressed; both viewers read it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distmk.tasks import TASK_TYPES
 from distmk.trace.record import NEVER, ROW, UNKNOWN, Trace
 from distmk.user_files import check_replaceable, replacing
 
-COPIED = ("iteration", "instance", "order")  # columns whose values the file has unchanged
+COPIED = ("iteration", "instance", "order")  # columns that the file has unchanged
 CHUNK_ROWS = 4096  # rows converted to Python objects at a time
 
 
@@ -39,7 +39,7 @@ def _unwritable(path: Path, error: OSError) -> str:
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write `trace` to `path`, which holds all of it or what it held before; UsageError if it cannot be written."""
+    """Write `trace` to `path`. If that fails, the file keeps its old contents. UsageError: it cannot be written."""
     meta = {"num_workers": trace.num_workers, "num_dropped": trace.num_dropped}
     clocks = {"offsets_ns": trace.offsets_ns, "uncertainty_ns": trace.uncertainty_ns}
     head = f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(meta | clocks)}, "traceEvents": [\n'
@@ -54,7 +54,7 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def _compressed(file: BinaryIO, path: Path) -> AbstractContextManager[BinaryIO]:
-    """`file`, or what compresses into it if `path` ends in .gz."""
+    """`file` or, if `path` ends in .gz, a stream that compresses into it."""
     if path.suffix != ".gz":
         return nullcontext(file)
     return cast(AbstractContextManager[BinaryIO], gzip.GzipFile("", "wb", compresslevel=1, fileobj=file))
@@ -76,7 +76,7 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def _slices(trace: Trace, row: dict[str, int], waited: bool) -> Iterator[dict[str, Any]]:
-    """Slices of a row: the wait before the task if its worker `waited`, then the task."""
+    """Slices of a row: the wait before the task, if its worker `waited`, then the task."""
     op, on_worker = trace.ops[row["op"]], row["runner"] < trace.num_workers
     args: dict[str, Any] = {name: row[name] for name in COPIED} | {
         "type": TASK_TYPES[row["type"]].type_name,

@@ -1,4 +1,4 @@
-"""Traces read back from the files of `chrome.write`, which may be damaged, or something else."""
+"""Reads traces back from files that `chrome.write` has written. A file may be damaged, or something else."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from distmk.trace.chrome import COPIED
 from distmk.trace.record import NEVER, ROW, UNKNOWN, Trace
 from distmk.user_files import read_whole
 
-MAX_BYTES = 1 << 30  # of a file, also once it is decompressed
-_MOST = 1 << 40  # of a number that counts something
-_MOST_RUNNERS = 1 << 20  # of a rank
-_MOST_US = 1e12  # of a time; eleven days
+MAX_BYTES = 1 << 30  # limit for a file, also after decompression
+_MOST = 1 << 40  # for a number that counts something
+_MOST_RUNNERS = 1 << 20  # for a rank
+_MOST_US = 1e12  # for a time; eleven days
 
 
 def read(path: Path) -> Trace:
-    """Read a file of `chrome.write`; UsageError for anything else, and if it has tasks of types that are not registered."""
+    """Read a file of `chrome.write`. UsageError: it is another file, or it has tasks of types that are not registered."""
     data = read_whole(path, MAX_BYTES, UsageError, "make one with generate --trace FILE")
     try:
         if path.suffix == ".gz":
@@ -51,7 +51,7 @@ def read(path: Path) -> Trace:
 
 
 def _trace(data: Any, path: Path) -> Trace:
-    """The trace of a file's JSON value. One of many exceptions: it is none."""
+    """The trace in a file's JSON value. Many kinds of exceptions are possible if it is no trace."""
     ops: dict[str, int] = {}
     events: dict[str, int] = {}
     slices = [event for event in data["traceEvents"] if event["ph"] == "X" and event["cat"] != "wait"]
@@ -94,7 +94,7 @@ def _trace(data: Any, path: Path) -> Trace:
 
 
 def _whole(value: Any, least: int, most: int) -> int:
-    """`value`. ValueError: it is no whole number from `least` to `most`."""
+    """Returns `value`. ValueError: it is not a whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError
     return value
@@ -113,7 +113,7 @@ def _text(value: Any) -> str:
 
 
 def _ns(us: Any) -> int:
-    """Nanoseconds. ValueError: that is no time."""
+    """Nanoseconds from microseconds. ValueError: `us` is not a time."""
     if not isinstance(us, int | float) or not abs(us) <= _MOST_US:
         raise ValueError
     return round(us * 1000)

@@ -1,4 +1,4 @@
-"""From the records of every worker and scheduler to one trace of all ranks."""
+"""Combines the records of every worker and scheduler into one trace of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distmk.trace.offsets import clock_offsets
 from distmk.trace.ready import Times, last_ready
 from distmk.trace.record import ROW, UNKNOWN, Rows, Trace
 
-_HEAD = struct.Struct("<qq")  # of a rank's message: its first iteration, the number of its records
+_HEAD = struct.Struct("<qq")  # head of a rank's message: its first iteration and the number of its records
 
 
 def capacity_for(program: RankProgram, num_iterations: int) -> int:
@@ -36,13 +36,13 @@ def collect(
 ) -> Trace | None:
     """Gather the records of all ranks (`Launch.trace()` on each) into a trace on rank 0; None elsewhere. Collective.
 
-    The trace has the iterations of which every record is there, and of those the last `num_iterations` (None: all).
+    The trace has only iterations whose records are complete: the last `num_iterations` of these (None: all).
     """
     num_workers = program.ranks[bootstrap.rank].header.num_workers
     last = max(
         (int(each.entries["iteration"].max()) for each in records[:num_workers] if len(each.entries)), default=-1
     )
-    # A runner that dropped records may lack some of the oldest iteration that it has records of.
+    # A runner that dropped records may lack some records of its oldest iteration.
     first = max((int(each.entries["iteration"][0]) + 1 for each in records if each.num_dropped), default=0)
     if num_iterations:
         first = max(first, last + 1 - num_iterations)
@@ -59,7 +59,7 @@ def collect(
 
 
 def _read(payload: bytes, rank: int, program: RankProgram) -> tuple[int, int, list[Entries]]:
-    """A rank's first iteration, number of records, and entries by runner. DistmkError: it sent something else."""
+    """A rank's first iteration, number of records, and entries by runner. DistmkError: the rank sent something else."""
     header = program.header
     head, *parts = unpack(payload, f"rank {rank}", 1 + header.num_workers + header.num_schedulers)
     if len(head) != _HEAD.size or any(len(part) % ENTRY.itemsize for part in parts):
@@ -110,7 +110,7 @@ def _rows(tables: ProgramTables, ranks: Sequence[Sequence[Entries]]) -> tuple[Ro
 
 
 def _align(rows: Rows, ahead_ns: list[int]) -> int:
-    """Move all rows to rank 0's clock, counted from the first start; returns that start."""
+    """Move all rows to rank 0's clock, counted from the first start, and return that start."""
     ahead = np.array(ahead_ns, np.int64)[rows["rank"]]
     origin = int((rows["start_ns"] - ahead).min(initial=UNKNOWN)) if len(rows) else 0
     for name in ("start_ns", "end_ns"):
@@ -119,7 +119,7 @@ def _align(rows: Rows, ahead_ns: list[int]) -> int:
 
 
 def _distinct(names: list[str], index: Ints) -> tuple[list[str], Ints]:
-    """The distinct names among `names[index]` (-1: none), and `index` into those."""
+    """The distinct names among `names[index]` (-1: none), and for each element its index into these."""
     numbers = {
         name: number for number, name in enumerate(dict.fromkeys(names[i] for i in np.unique(index[index >= 0])))
     }
@@ -128,6 +128,6 @@ def _distinct(names: list[str], index: Ints) -> tuple[list[str], Ints]:
 
 
 def _fill_idle(rows: Rows) -> None:
-    """`idle_ns`: time since the previous row of the same runner ended; 0 for its first row."""
+    """Fill in `idle_ns`, the time since the previous row of the same runner ended; 0 for the runner's first row."""
     same = (np.diff(rows["rank"]) == 0) & (np.diff(rows["runner"]) == 0)
     rows["idle_ns"][1:] = np.where(same, np.maximum(rows["start_ns"][1:] - rows["end_ns"][:-1], 0), 0)

@@ -13,10 +13,11 @@ from distmk.program.reader import Ints, ProgramTables, read_tables
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Waits and triggers of a program that `check` has proved; each copy of a spread task is a task of its own.
+    """Waits and triggers of a program that `check` has proved. Each copy of a spread task is its own task here.
 
-    Wait w is of task `wait_task[w]`; waits are sorted by task. The iteration barrier is a wait of every task but the one
-    that signals it. Trigger t is of task `trigger_task[t]`; triggers are sorted by event, then task.
+    Wait w belongs to task `wait_task[w]`; waits are sorted by task. The iteration barrier is a wait of every task
+    except the one that signals it. Trigger t belongs to task `trigger_task[t]`; triggers are sorted by event, then
+    task.
     """
 
     tables: ProgramTables
@@ -45,7 +46,7 @@ class Dependencies:
 
 
 def _iteration_barrier(tables: ProgramTables) -> tuple[Ints, Ints]:
-    """The tasks that start behind the iteration barrier of their rank, and its event."""
+    """The tasks that wait for the iteration barrier of their rank, and the barrier's event for each."""
     events: Ints = np.array([part.header.iteration_event for part in tables.ranks], np.int64)
     rank = tables.tasks.rank
     behind = np.flatnonzero((events[rank] != NO_EVENT) & (tables.tasks.launch != LaunchKind.SCHEDULER))

@@ -48,7 +48,7 @@ class MarkedTask:
 
 
 def marked_tasks(words: Words, task_names: Sequence[str]) -> list[MarkedTask]:
-    """The recorded tasks that belong to a layer: worker by worker, the latest first."""
+    """The recorded tasks that belong to a layer: worker by worker, the latest run first."""
     origin = words[..., Mark.TIME].max()
     return [task for worker, mine in enumerate(words) for task in _of_worker(worker, mine, task_names, origin)]
 
@@ -60,7 +60,8 @@ def _of_worker(worker: int, words: Words, task_names: Sequence[str], origin: Any
     slots, entered_us = slots[np.argsort(-entered_us)], np.sort(entered_us)[::-1]
     if len(slots) < 2:
         return
-    # The timer is read once a task, the SM's clock at every mark: a fit of one against the other converts the clocks.
+    # The timer is read once for each task, the SM's clock at every mark. A linear fit between the two converts the
+    # clocks.
     last = words[0, slots[0], Mark.ENTERED]
     us_of_clock = np.polyfit(_signed(words[0, slots, Mark.ENTERED], last), entered_us, 1)
     turns: dict[int, int] = {}
@@ -102,7 +103,7 @@ def marks_report(tasks: Sequence[MarkedTask]) -> str:
 
 
 def _begins(tasks: Sequence[MarkedTask], inputs: int) -> dict[tuple[int, int], float]:
-    """By layer and turn: the median time at which the warps of these tasks had their inputs."""
+    """For each layer and turn: the median time at which the warps of these tasks had their inputs."""
     found: dict[tuple[int, int], list[Times]] = {}
     for task in tasks:
         found.setdefault((task.layer, task.turn), []).append(task.us[:, inputs])
@@ -110,14 +111,14 @@ def _begins(tasks: Sequence[MarkedTask], inputs: int) -> dict[tuple[int, int], f
 
 
 def _after_layers_begin(by_op: dict[str, list[MarkedTask]], op: str, inputs: int) -> float:
-    """Median over layers of the time from the first inputs of any operator of the layer to those of `op`."""
+    """Median over layers of the time from the first inputs of any operator of the layer to the inputs of `op`."""
     begins = {each: _begins(tasks, inputs) for each, tasks in by_op.items()}
     mine = begins[op]
     return float(np.median([us - min(other.get(key, us) for other in begins.values()) for key, us in mine.items()]))
 
 
 def _relative(tasks: Sequence[MarkedTask], begins: dict[tuple[int, int], float]) -> Times:
-    """float64 [tasks, warps, marks] since the layer began; without tasks of layers whose beginning is not known."""
+    """float64 [tasks, warps, marks]: times since the layer began. Tasks of layers whose beginning is unknown are left out."""
     found = [task.us - begins[key] for task in tasks if (key := (task.layer, task.turn)) in begins]
     return np.stack(found) if found else np.full((1, K_TILES_PER_BLOCK, len(TIMES)), np.nan)
 

@@ -1,16 +1,18 @@
 """Clock offsets between ranks, estimated from the trace alone.
 
-A task that waited for a signal started after the task that sent it. So, for every event of rank b with producers on
-rank a, start on b - start on a > 0 on one clock; the two clocks show that difference plus their offset. The least such
-difference in each direction bounds the offset from both sides. Signals relayed by other ranks bound it as well (shortest
-paths), so a ring of signals is enough. Within those bounds the offset is half the difference between the least
-start on b - end on a and the least start on a - end on b, as in NTP (Mills, RFC 5905): ends are nearer to the moment of
-the signal, but prove nothing, because a sender notes its end after it has signaled. The least 1 % of these differences is
-left out: the sender may have been interrupted in between. Tasks that may idle say nothing, as they start without what they
-wait for.
+A task that waited for a signal started after the task that sent it. So for every event of rank b with producers on rank
+a, start on b - start on a > 0 on one clock. The two clocks show that difference plus their offset. The least such
+difference in each direction bounds the offset from both sides. Signals relayed by other ranks bound it as well
+(shortest paths), so a ring of signals is enough.
 
-Assumes that all clocks run at the same speed for the length of a trace. If they do not, the bounds may contradict each other;
-then the error of the offset is unknown.
+Within those bounds the estimate works as in NTP (Mills, RFC 5905): half the difference between the least start on b -
+end on a and the least start on a - end on b. Ends are nearer to the moment of the signal, but they prove nothing,
+because a sender notes its end after it has signaled. The least 1 % of these differences is left out, because the sender
+may have been interrupted in between. Tasks that may idle are left out, too, because they may start before their waits
+are met.
+
+All clocks are assumed to run at the same speed for the length of a trace. If they do not, the bounds may contradict
+each other; then the error of the offset is unknown.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ INTERRUPTED = 0.01  # share of differences to leave out
 
 
 class Offsets(NamedTuple):
-    """By rank, in nanoseconds: how far its clock is ahead of rank 0's, and the error of that (-1: offset unknown)."""
+    """For each rank, in ns: how far its clock is ahead of rank 0's, and the error of that offset (-1: offset unknown)."""
 
     ahead_ns: list[int]
     uncertainty_ns: list[int]
 
 
 def clock_offsets(dependencies: Dependencies, times: Times) -> Offsets:
-    """Offsets of all ranks to rank 0; 0 for a rank that no chain of signals connects to rank 0 in both directions."""
+    """Offsets of all ranks to rank 0. A rank has offset 0 unless chains of signals connect it to rank 0 in both directions."""
     num_ranks = dependencies.tables.num_ranks
     if num_ranks == 1:
         return Offsets([0], [0])
@@ -63,7 +65,7 @@ def clock_offsets(dependencies: Dependencies, times: Times) -> Offsets:
 def _one_way(dependencies: Dependencies, times: Times, sent: Ints, left_out: float) -> Floats:
     """float64 [from, to]: the least time from `sent` to the start of a waiting task, each on its rank's own clock.
 
-    `left_out`: the share of the least times to ignore. Infinite where no event leads from one rank to the other.
+    `left_out`: the share of the least times to ignore. Infinite if no event leads from one rank to the other.
     """
     tables = dependencies.tables
     num_ranks = tables.num_ranks
@@ -92,7 +94,7 @@ def _one_way(dependencies: Dependencies, times: Times, sent: Ints, left_out: flo
 
 
 def _first_start_by_event(dependencies: Dependencies, times: Times) -> Ints:
-    """int64 [num_events, num_iterations]: the first start of a task that has waited for that iteration's count of an event."""
+    """int64 [num_events, num_iterations]: the first start of a task that waited for the event's count of that iteration."""
     found: Ints = np.full((dependencies.tables.num_events, times.first_start.shape[1]), UNKNOWN)
     may_idle = [number for number, kind in TASK_TYPES.items() if kind.may_idle]
     waits: npt.NDArray[np.bool_] = ~np.isin(dependencies.tables.tasks.type[dependencies.wait_task], may_idle)
@@ -104,7 +106,7 @@ def _first_start_by_event(dependencies: Dependencies, times: Times) -> Ints:
 
 
 def _relayed(one_way: Floats) -> Floats:
-    """The least time between ranks by way of any others (Floyd and Warshall)."""
+    """The least time between ranks, also through other ranks (Floyd and Warshall)."""
     least: Floats = one_way.copy()
     np.fill_diagonal(least, 0)
     for rank in range(len(least)):

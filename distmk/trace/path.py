@@ -1,4 +1,4 @@
-"""The critical path of an iteration by operator: when its tasks start and end after the operator before is done."""
+"""The critical path of an iteration by operator: when its tasks start and end after the previous operator is done."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ Floats = npt.NDArray[np.float64]
 class Step:
     """One operator, in microseconds; means over layers, iterations and ranks.
 
-    Starts and ends count from the last end of the operator before, on the same rank if that has the operator; so
-    `last_end` is what the operator adds to the critical path. `wait_to_start`: median over its tasks of the time to the
-    start from the end of the last task waited for, on any rank, or of the task before on the same worker if that is later
-    (nan: no task waited). `body`: from a task's start to its body's end; `finish`: from there until its events are signaled.
+    Starts and ends count from the last end of the previous operator. If this rank has no task of that operator, the end
+    on another rank counts. So `last_end` is the operator's share of the critical path.
+
+    wait_to_start: median over its tasks of the time until the start, from the end of the last task waited for, on any
+      rank, or from the end of the worker's previous task if that is later (nan: no task waited).
+    body: from a task's start to its body's end.
+    finish: from its body's end until its events are signaled.
     """
 
     op: str
     in_layers: bool
-    times: float  # how often an iteration of a rank runs it
-    num_tasks: float  # of a rank, each time
+    times: float  # how often a rank runs it in an iteration
+    num_tasks: float  # each time, on a rank
     wait_to_start: float
     body: float
     finish: float
@@ -42,7 +45,7 @@ class Step:
 
     @property
     def spread_of_ends(self) -> float:
-        """From the median end to the last."""
+        """The time from the median end to the last end."""
         return self.last_end - self.median_end
 
 
@@ -76,9 +79,9 @@ def critical_path(trace: Trace) -> list[Step]:
 
 
 def _predecessors(keys: Ints, order: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Every visit that has one before it on its rank's path, and that visit. `keys`: rank, iteration, layer, family.
+    """Every visit that has a predecessor on its rank's path, and that predecessor. `keys`: rank, iteration, layer, family.
 
-    The path of a rank has, in place of operators that only other ranks run, the visits there.
+    The path of a rank includes visits on other ranks for operators that only other ranks run.
     """
     ranks, foreign = _foreign_visits(keys, ends)
     own = np.arange(len(order) + len(foreign)) < len(order)
@@ -90,8 +93,9 @@ def _predecessors(keys: Ints, order: Ints, ends: Ints) -> tuple[Ints, Ints]:
 
 
 def _foreign_visits(keys: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """For operators that only some ranks run, such as the scheduler step: each other rank, and the visit it waits for, which
-    is the last to end.
+    """For operators that only some ranks run, such as the scheduler step: each other rank, and the visit that it waits for.
+
+    That visit is the last one to end.
     """
     found_on: dict[tuple[int, ...], dict[int, int]] = {}
     for visit, (rank, *rest) in enumerate(keys.T.tolist()):

@@ -1,4 +1,4 @@
-"""When the last task that a task waited for had ended: the moment from which the delay of its start is measured."""
+"""When the last task that a task waited for had ended. The delay of the task's start counts from that moment."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def grouped(keys: Ints) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class Times:
-    """int64 [num_tasks, num_iterations], in nanoseconds, from iteration `first` on; UNKNOWN without a record.
+    """int64 [num_tasks, num_iterations], in nanoseconds, beginning at iteration `first`; UNKNOWN without a record.
 
-    `last_end`: the last end among a task's instances and, for a massive launch, among the schedulers that dispatched it,
-    which its events count as well. `last_start` and `first_start` likewise.
+    last_end: the last end among a task's instances and, for a massive launch, among the schedulers that dispatched it,
+      because its events count these as well.
+    last_start, first_start: among the same instances and schedulers.
     """
 
     first: int
@@ -52,9 +53,9 @@ class Times:
         return Times(first, last_end, last_start, first_start)
 
     def lagged(self, table: Ints, index: Ints, lag: Ints) -> Ints:
-        """int64 [len(index), num_iterations]: row index[i] of `table` (by iteration), `lag[i]` iterations before.
+        """int64 [len(index), num_iterations]: row index[i] of `table` (by iteration), `lag[i]` iterations earlier.
 
-        NEVER before the launch; UNKNOWN before the first iteration on record.
+        NEVER before the launch; UNKNOWN before the first recorded iteration.
         """
         num_iterations = table.shape[1]
         column = np.arange(num_iterations)[None, :] - lag[:, None]
@@ -64,7 +65,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Ready:
-    """int64 [num_tasks, num_iterations]: the end of the last producer, that task, and the event it signaled; -1: none."""
+    """int64 [num_tasks, num_iterations]: the end of the last producer, that producer, and the event it signaled; -1: none."""
 
     ready_ns: Ints
     producer: Ints
@@ -80,7 +81,7 @@ def _latest(times: Ints, begins: Ints) -> tuple[Ints, Ints]:
 
 
 def last_ready(dependencies: Dependencies, times: Times) -> Ready:
-    """For every task: its last producer."""
+    """For every task, its last producer."""
     num_iterations = times.last_end.shape[1]
     event_shape = (dependencies.tables.num_events, num_iterations)
     event_end, event_task = np.full(event_shape, UNKNOWN), np.full(event_shape, -1)

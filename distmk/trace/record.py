@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from distmk.abi import LISTED
 
-Rows = npt.NDArray[Any]  # of ROW
+Rows = npt.NDArray[Any]  # elements are ROW
 
-UNKNOWN = np.iinfo(np.int64).max  # a time: there is no record of it
-NEVER = np.iinfo(np.int64).min  # a time: the task waited for nothing
+UNKNOWN = np.iinfo(np.int64).max  # a time without a record
+NEVER = np.iinfo(np.int64).min  # a time: the task waited for no other task
 
 ROW: np.dtype[Any] = np.dtype(
     [
@@ -25,26 +25,26 @@ ROW: np.dtype[Any] = np.dtype(
         ("launch", np.int64),  # abi.LaunchKind
         ("order", np.int64),  # position in the program's sequential order
         ("iteration", np.int64),
-        ("instance", np.int64),  # of a spread task: the first instance of its worker, even if the task has fewer
+        ("instance", np.int64),  # spread task: first instance of its worker, even if there are fewer
         ("start_ns", np.int64),
-        ("end_ns", np.int64),  # its events are signaled
+        ("end_ns", np.int64),  # when its events are signaled
         ("finish_ns", np.int64),  # duration from the end of its body to end_ns
         ("ready_ns", np.int64),  # end of the last task it waited for, or NEVER, or UNKNOWN
         ("source", np.int64),  # rank of that task; -1: none
-        ("event", np.int64),  # event by which that task signaled, index into `events`; -1: none
-        ("idle_ns", np.int64),  # time since its runner ended the task before
-        ("messages", np.int64),  # that it sent to other hosts
+        ("event", np.int64),  # event by which that task signaled, as index into `events`; -1: none
+        ("idle_ns", np.int64),  # time since its runner ended the previous task
+        ("messages", np.int64),  # number of messages that it sent to other hosts
     ]
 )
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Rows (of ROW) sorted by rank, runner and start; times in nanoseconds since the first start, on rank 0's clock.
+    """Rows (of ROW) sorted by rank, runner and start. Times are nanoseconds since the first start, on rank 0's clock.
 
-    A task has a row on its worker, a spread task on every worker; a scheduler has a row for every task that it dispatched
-    or ran itself. `offsets_ns`: subtracted from each rank's clock, correct to within `uncertainty_ns` (-1: unknown).
-    `num_dropped`: records that are not in the trace.
+    A task has a row on its worker, and a spread task on every worker. A scheduler has a row for every task that it
+    dispatched or ran itself. `offsets_ns`: subtracted from each rank's clock, correct to within `uncertainty_ns` (-1:
+    unknown). `num_dropped`: records that are not in the trace.
     """
 
     rows: Rows
@@ -64,10 +64,10 @@ class Trace:
         return self.rows[self.rows["runner"] < self.num_workers]
 
     def waited(self) -> npt.NDArray[np.bool_]:
-        """bool [rows]: a worker ran it and was idle when the last task that it waited for ended.
+        """bool [rows]: a worker ran the task and was idle when the last task that the task waited for ended.
 
-        Where that worker ran the last task itself, it has not waited for the next task of its queue, but has for a
-        dispatched one.
+        If the same worker ran that last task, it has not waited for the next task of its queue, but it has waited for a
+        dispatched task.
         """
         rows = self.rows
         known = (rows["ready_ns"] != UNKNOWN) & (rows["ready_ns"] != NEVER) & (rows["runner"] < self.num_workers)

@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Statistics of some durations, in microseconds; all 0 for none."""
+    """Statistics of some durations, in microseconds; all 0 if there are no durations."""
 
     count: int
     total_us: float
@@ -46,7 +46,7 @@ class ByOp(NamedTuple):
 
 
 def families(trace: Trace) -> tuple[list[str], Ints]:
-    """Operator names without layer numbers, and the index into them of each row."""
+    """Operator names without layer numbers, and for each row its index into them."""
     names = [family_of(op) for op in trace.ops]
     distinct = list(dict.fromkeys(names))
     index = np.array([distinct.index(name) for name in names] or [0], np.int64)
@@ -54,7 +54,7 @@ def families(trace: Trace) -> tuple[list[str], Ints]:
 
 
 def by_op(trace: Trace) -> list[ByOp]:
-    """Time of tasks on workers, from start to end, by operator and type; the largest total first."""
+    """Time of tasks on workers, from start to end, by operator and type, with the largest total first."""
     names, family = families(trace)
     ran = trace.rows["runner"] < trace.num_workers
     found = []
@@ -68,7 +68,7 @@ def by_op(trace: Trace) -> list[ByOp]:
 
 
 def by_event(trace: Trace) -> list[tuple[str, Spread]]:
-    """Idle time of workers by the event that ended it, over all layers; the largest total first."""
+    """Idle time of workers by the event that ended it, over all layers, with the largest total first."""
     rows = trace.rows[trace.waited()]
     names = [family_of(name) for name in trace.events]
     distinct = list(dict.fromkeys(names))
@@ -78,7 +78,7 @@ def by_event(trace: Trace) -> list[tuple[str, Spread]]:
 
 
 def hops(trace: Trace) -> dict[str, Spread]:
-    """Time from the end of the last task waited for to the start of the waiting task, where a worker was idle, by kind."""
+    """For each kind of hop: the time from the end of the last task waited for to the waiting task's start on an idle worker."""
     rows = trace.rows[trace.waited()]
     latency = rows["start_ns"] - rows["ready_ns"]
     ahead = np.isin(rows["launch"], LISTED)
@@ -93,7 +93,8 @@ def hops(trace: Trace) -> dict[str, Spread]:
 def idle_shares(trace: Trace) -> list[float]:
     """For each rank: the share of its workers' time, from the first start to the last end, in which no task ran.
 
-    Tasks of a worker may overlap: on a GPU the next one may start while events of the one before are still being signaled.
+    Tasks of a worker may overlap: on a GPU the next task may start while the previous task's events are still being
+    signaled.
     """
     rows = trace.on_workers()
     if not len(rows):
@@ -102,7 +103,7 @@ def idle_shares(trace: Trace) -> list[float]:
     in_order = np.lexsort((rows["start_ns"], worker))
     rows, worker = rows[in_order], worker[in_order]
     first, last = int(rows["start_ns"].min()), int(rows["end_ns"].max())
-    span, own = (last - first) * trace.num_workers, worker * (last - first + 1)  # a time of its own for each worker
+    span, own = (last - first) * trace.num_workers, worker * (last - first + 1)  # each worker gets its own time axis
     begins, ends = rows["start_ns"] - first + own, rows["end_ns"] - first + own
     reached = np.concatenate([begins[:1], np.maximum.accumulate(ends)[:-1]])
     busy = np.bincount(rows["rank"], np.maximum(ends - np.maximum(begins, reached), 0), trace.num_ranks)
@@ -110,7 +111,7 @@ def idle_shares(trace: Trace) -> list[float]:
 
 
 def iterations(trace: Trace) -> Spread:
-    """Time between the starts of iterations: of the scheduler step, or else of the first task."""
+    """Time between the starts of iterations. An iteration starts with its scheduler step, or else with its first task."""
     rows: Rows = trace.rows
     steps = rows[rows["type"] == SchedulerStep.type_id]
     starts = steps if len(steps) else trace.on_workers()
@@ -121,7 +122,7 @@ def iterations(trace: Trace) -> Spread:
 
 
 def messages(trace: Trace) -> dict[str, float]:
-    """Messages between hosts an iteration, by operator, over all layers; operators without any are left out."""
+    """Messages between hosts in an iteration, by operator, over all layers; operators without messages are left out."""
     names, family = families(trace)
     found = {}
     for number in np.unique(family[trace.rows["messages"] > 0]).tolist():

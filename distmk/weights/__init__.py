@@ -23,11 +23,11 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a model: a Hugging Face folder, a .gguf file, a folder with one .gguf in it, or a name on the Hugging Face Hub.
 
-    A file or folder at `path` comes first, then a preset of that name, then the Hub (`distmk.weights.hub`), of whose model
-    `revision` is a branch, a tag or a commit.
+    A file or folder at `path` comes first, then a preset of that name, then the Hub (`distmk.weights.hub`). `revision`
+    is a branch, tag or commit of the model on the Hub.
 
-    With `load_format` "dummy" the weights are random, generated from `seed`, and only a config is needed: any of the above,
-    a config.json file, or the name of a preset. Every tensor that the config calls for is checked to exist with the right
+    With `load_format` "dummy" the weights are random, generated from `seed`, and only a config is needed: any of the
+    above, a config.json file, or the name of a preset. Every tensor that the config calls for must exist with the right
     shape; weights are not read yet. ModelError: `path` cannot be used. UsageError: unknown `load_format`.
     """
     if load_format not in ("auto", "dummy"):
@@ -63,7 +63,7 @@ def open_checkpoint(
 
 
 def open_own(config: ModelConfig, weights: str | Mapping[str, Any] | None, load_format: str, seed: int) -> Checkpoint:
-    """The weights of a model of the caller's own: tensors by name, or a folder or file of safetensors.
+    """The weights of a user's own model: tensors by name, or a folder or file of safetensors.
 
     With `load_format` "dummy" they are random, generated from `seed`. UsageError, ModelError: they cannot be used.
     """
@@ -89,7 +89,10 @@ def open_own(config: ModelConfig, weights: str | Mapping[str, Any] | None, load_
 
 
 def tokenizer_path(path: str, revision: str | None = None) -> Path:
-    """The folder or GGUF file of a tokenizer: what is at `path`, else that of a model on the Hub. ModelError: there is none."""
+    """The folder or GGUF file of a tokenizer: at `path` if that exists, else of a model on the Hub.
+
+    ModelError: there is none.
+    """
     where = Path(path)
     if exists(where):
         return where
@@ -103,7 +106,10 @@ def tokenizer_path(path: str, revision: str | None = None) -> Path:
 
 
 def _from_hub(path: str, load_format: str, revision: str | None) -> Path:
-    """The folder of a model of the Hugging Face Hub, where nothing is at `path`. ModelError: it is none, or cannot be had."""
+    """The folder of a model on the Hugging Face Hub, when nothing exists at `path`.
+
+    ModelError: there is no such model, or it cannot be fetched.
+    """
     from distmk.weights.hub import fetch_model, is_hub_name
 
     if is_hub_name(path):
@@ -121,7 +127,7 @@ def _dummy(config: ModelConfig, path: Path | None, seed: int) -> Checkpoint:
 
 
 def _find(path: Path, load_format: str) -> Path:
-    """The .gguf or config.json file that `path` stands for; ModelError if there is none, or more than one."""
+    """The .gguf or config.json file that `path` stands for. ModelError: there is none, or more than one."""
     if not is_folder(path):
         if path.suffix.lower() == ".gguf" or (load_format == "dummy" and path.suffix == ".json"):
             return path
@@ -133,7 +139,7 @@ def _find(path: Path, load_format: str) -> Path:
 
     config = path / "config.json"
     ggufs = list_folder(path, ".gguf")
-    # GGUF repositories often carry a config.json as well; weights decide.
+    # GGUF repositories often have a config.json as well; the weights decide.
     if exists(config) and (has_safetensors(path) or not ggufs):
         return config
     if len(ggufs) == 1:

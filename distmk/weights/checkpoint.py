@@ -1,4 +1,4 @@
-"""The interface of a checkpoint, whatever its file format, and the tensors that a config calls for."""
+"""The interface of a checkpoint, whatever its file format, and the check of its tensors against a config."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = "lm_head.weight"
 
 
 class ModelFiles(Protocol):
-    """What a tokenizer and chat templates are read from."""
+    """The source of a tokenizer and chat templates."""
 
     @property
     def path(self) -> Path | None:
@@ -30,8 +30,8 @@ class ModelFiles(Protocol):
 class Checkpoint(ModelFiles, Protocol):
     """Weights by their Hugging Face names, read a slice at a time.
 
-    `fingerprint` is a sha256 that identifies a checkpoint; ranks compare it to verify that they opened the same one. It
-    samples the files, so it does not prove that every byte is equal.
+    `fingerprint` is a sha256 that identifies a checkpoint. Ranks compare it to verify that they have opened the same
+    one. It samples the files, so it does not prove that every byte is equal.
     """
 
     @property
@@ -44,18 +44,18 @@ class Checkpoint(ModelFiles, Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines that a user should read: what is in the files and not used, or used against the config."""
+        """Lines for the user: contents of the files that are not used, or that are used although the config says otherwise."""
 
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None, out: U16 | None = None) -> U16:
         """A block of the 2-D tensor `name` as bfloat16 bits: uint16 [rows, cols], C-contiguous, owned by the caller.
 
-        `out`: an array of that shape to read into. Other stored types are rounded to nearest even. `lm_head.weight` of a
-        model with tied embeddings reads the embedding. ModelError: the tensor is not in the checkpoint, is not 2-D, or its
-        file is damaged. ValueError: a slice has a step or leaves the tensor.
+        `out`: an array of that shape to read into. Other stored types are rounded to nearest even. `lm_head.weight` of
+        a model with tied embeddings reads the embedding. ModelError: the tensor is not in the checkpoint, is not 2-D,
+        or its file is damaged. ValueError: a slice has a step or leaves the tensor.
         """
 
     def read_vector(self, name: str) -> F32:
-        """The 1-D tensor `name` as float32 [size], not rounded. ModelError as for `read`."""
+        """The 1-D tensor `name` as float32 [size], not rounded. ModelError: as for `read`."""
 
     def has(self, name: str) -> bool:
         """Whether `name` can be read."""
@@ -65,8 +65,10 @@ class Checkpoint(ModelFiles, Protocol):
 
 
 def check_tensors(stored: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str) -> tuple[str, ...]:
-    """ModelError unless `stored` (shapes by name) has the tensors that `config` calls for, and no others that would change
-    the result. Warnings about others that do not. `where` names the checkpoint.
+    """Check the tensors of a checkpoint against a config.
+
+    `stored`: shapes by name. `where` names the checkpoint. Returns warnings about additional tensors that do not change
+    the result. ModelError: a tensor that `config` calls for is missing, or an additional one would change the result.
     """
     expected = expected_tensors(config)
     for name, shape in expected.items():

@@ -1,7 +1,7 @@
 """Seeded random weights, for compiling, testing and timing without a checkpoint.
 
-Element (row, column) of a matrix is half of a 32-bit hash of its row's key and its column pair's key. That is integer
-arithmetic only, so numpy and torch on a GPU generate the same values, whatever part of the matrix a rank has.
+Element (row, column) of a matrix is half of a 32-bit hash of its row's key and its column pair's key. All of this is
+integer arithmetic, so numpy and torch on a GPU generate the same values, whatever part of the matrix a rank has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCK_PAIRS = 1 << 15
 """Pairs of elements generated together: 128 KiB of hashes, which stay in a core's cache."""
 
 HEAD_GAIN = 3.0
-"""Standard deviation of the logits: well above bfloat16 rounding, so that the largest logit is usually unambiguous."""
+"""Standard deviation of the logits. It is well above bfloat16 rounding, so that the largest logit is usually unambiguous."""
 
 NORM_SPREAD = 0.25
 BIAS_SPREAD = 0.05
@@ -38,10 +38,10 @@ Keys = npt.NDArray[np.int32]
 
 
 class DummyCheckpoint:
-    """A `Checkpoint` of uniform random weights; an element depends only on the seed, its tensor and its indices.
+    """A `Checkpoint` of uniform random weights. An element depends only on the seed, its tensor and its indices.
 
-    Matrices have the standard deviation 1 / sqrt(inputs) that keeps activations near 1 (embedding and head:
-    HEAD_GAIN / sqrt(hidden)), norm weights are in 1 +- NORM_SPREAD, biases in +- BIAS_SPREAD; all are exact in bfloat16.
+    Matrices have the standard deviation 1 / sqrt(inputs), which keeps activations near 1; embedding and head have
+    HEAD_GAIN / sqrt(hidden). Norm weights are in 1 +- NORM_SPREAD, biases in +- BIAS_SPREAD. All are exact in bfloat16.
     """
 
     def __init__(self, config: ModelConfig, path: Path | None, seed: int) -> None:
@@ -75,10 +75,11 @@ class DummyCheckpoint:
         return out
 
     def make(self, parts: Sequence[RowRange], cols: slice, out: torch.Tensor) -> None:
-        """Write columns `cols` of `parts`, one below the other, to `out`: bfloat16 bits, int16 [rows, columns], on any device.
+        """Write columns `cols` of `parts`, one below the other, to `out`: bfloat16 bits, int16 [rows, columns], on any
+        device.
 
-        The values are those of `read`. All `parts` must be of matrices with one standard deviation. Needs about five times
-        the bytes of `out` meanwhile.
+        The values are those of `read`. All `parts` must be of matrices with the same standard deviation. Needs about
+        five times the bytes of `out` as temporary memory.
         """
         import torch
 
@@ -97,7 +98,7 @@ class DummyCheckpoint:
         return bf16_to_f32(f32_to_bf16(values.astype(np.float32)))
 
     def _matrix(self, name: str) -> tuple[str, int, int]:
-        """The matrix that `name` reads (the embedding for a tied head), its rows and columns."""
+        """The matrix that `name` reads (the embedding for a tied head), with its rows and columns."""
         if name == HEAD and self.config.tie_embeddings:
             name = EMBEDDING
         num_rows, num_cols = self._shape(name, num_dims=2)
@@ -124,7 +125,9 @@ class DummyCheckpoint:
 
 
 def _mix(x: Any) -> Any:
-    """Hash int32 numbers of numpy or torch in place, modulo 2**32. A bijection: different numbers stay different.
+    """Hash int32 numbers of numpy or torch in place, modulo 2**32.
+
+    The hash is a bijection: different numbers stay different.
 
     After the "lowbias32" hash of C. Wellons, https://nullprogram.com/blog/2018/07/31 (its first step left out).
     """

@@ -1,4 +1,4 @@
-"""Reading blocks of tensors from files with bounded memory: what safetensors and GGUF have in common."""
+"""Reads blocks of tensors from files with bounded memory: the part that safetensors and GGUF share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distmk.weights.checkpoint import EMBEDDING, HEAD, bounds
 CHUNK_ELEMENTS = 1 << 19
 """Elements converted at a time: 2 MiB as float32, little compared with a rank's weights."""
 
-SAMPLE_BYTES = 4096  # of each block of a file that goes into the fingerprint
+SAMPLE_BYTES = 4096  # size of each sampled block of a file for the fingerprint
 NUM_SAMPLES = 16
 
 Bytes = npt.NDArray[np.uint8]
@@ -55,10 +55,10 @@ PLAIN_ENCODINGS: Mapping[str, Encoding] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file: `num_bytes` of file number `file` from byte `offset`, row after row.
+    """A tensor in a file: `num_bytes` of file number `file`, beginning at byte `offset`, row after row.
 
     `swizzled_head`: the head size of a tensor whose rows are permuted within each head (see `stored_rows`), else 0.
-    `shift`: what was added to the elements of a vector.
+    `shift`: the number that the converter added to the elements of a vector.
     """
 
     encoding: Encoding
@@ -82,12 +82,14 @@ def stored_rows(rows: npt.NDArray[np.int64], head_dim: int) -> npt.NDArray[np.in
 
 
 class DataFile:
-    """An open file, read by position. Not a memory map: mapped pages would count as the rank's memory, and a file that
-    shrinks while it is mapped would kill the process instead of raising an error.
+    """An open file, read by position.
+
+    The file is not memory-mapped: mapped pages would count as the rank's memory, and a file that shrinks while it is
+    mapped would kill the process instead of raising an error.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open `path`; ModelError if it is no regular file, or cannot be read."""
+        """Open `path`. ModelError: it is not a regular file, or cannot be read."""
         self.path = path
         self._fd = -1
         self._fd = open_regular(path)
@@ -237,5 +239,5 @@ def _fingerprint(config: ModelConfig, files: Sequence[DataFile], tensors: Mappin
 
 
 def config_text(config: ModelConfig) -> str:
-    """The config as text: equal for equal configs."""
+    """The config as text; equal configs have equal texts."""
     return "\n".join(f"{key} {value!r}" for key, value in asdict(config).items())

@@ -18,9 +18,9 @@ _HEAD_SIZES = ("attention.value_length", "attention.key_length_swa", "attention.
 
 
 def config_of(metadata: ArchMetadata, family: GgufFamily, factors: Factors) -> ModelConfig:
-    """The config of a GGUF file's metadata and tensor table; ModelError if it is not supported.
+    """The config of a GGUF file's metadata and tensor table. ModelError: it is not supported.
 
-    Biases and tied embeddings are not in the metadata: they follow from the tensors in the table.
+    Biases and tied embeddings are not in the metadata; they follow from the tensors in the table.
     """
     where = metadata.where
     check_keys(metadata, family)
@@ -62,7 +62,7 @@ def config_of(metadata: ArchMetadata, family: GgufFamily, factors: Factors) -> M
 
 
 def _head_dim(metadata: ArchMetadata, default: int) -> int:
-    """ModelError: some heads have other sizes."""
+    """The size of all heads. ModelError: some heads have other sizes."""
     head_dim = metadata.integer("attention.key_length", default)
     for key in _HEAD_SIZES:
         _check_size(metadata, key, head_dim)
@@ -70,7 +70,10 @@ def _head_dim(metadata: ArchMetadata, default: int) -> int:
 
 
 def _partial_rotary_dim(metadata: ArchMetadata, family: GgufFamily, head_dim: int) -> int | None:
-    """Elements of a head that rotate; None: all. ModelError: some, and models of the family do not have that."""
+    """The number of elements of a head that rotate; None: all.
+
+    ModelError: only some rotate, which models of the family do not support.
+    """
     rotated = metadata.integer("rope.dimension_count", head_dim)
     if rotated == head_dim or not family.rotates_in_part:
         _check_size(metadata, "rope.dimension_count", head_dim)
@@ -85,8 +88,9 @@ def _check_size(metadata: ArchMetadata, key: str, expected: int) -> None:
 
 
 def _context(metadata: ArchMetadata, family: GgufFamily, max_position: int) -> dict[str, Any]:
-    """The longest context, and the windows of layers. Where a file does not say which layers have a window, contexts must fit
-    into it.
+    """The longest context, and the windows of layers.
+
+    If a file does not say which layers have a window, contexts must fit into it.
     """
     window = metadata.integer("attention.sliding_window", family.usual_window)
     if not window:
@@ -98,7 +102,7 @@ def _context(metadata: ArchMetadata, family: GgufFamily, max_position: int) -> d
 
 
 def _windowed_layers(metadata: ArchMetadata, family: GgufFamily) -> list[bool] | None:
-    """Of each layer, whether it has a window; None: the file does not say."""
+    """For each layer, whether it has a window; None: the file does not say."""
     key, num_layers = "attention.sliding_window_pattern", metadata.integer("block_count")
     if metadata.is_array(key):
         flags = [bool(flag) for flag in metadata.array(key)]

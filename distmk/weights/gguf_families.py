@@ -1,7 +1,7 @@
-"""The GGUF architectures that can be read: an entry for each of them in FAMILIES.
+"""The GGUF architectures that can be read, each with an entry in FAMILIES.
 
-Sources: llama.cpp's converter from Hugging Face (`convert_hf_to_gguf.py`), which writes the files, and its own model code, which
-says what absent keys mean. Names of tensors are those of the gguf package.
+Sources: llama.cpp's converter from Hugging Face (`convert_hf_to_gguf.py`), which writes the files, and its own model
+code, which defines the meaning of absent keys. Names of tensors are those of the gguf package.
 """
 
 from __future__ import annotations
@@ -47,16 +47,19 @@ ROPE_FREQS, LONG_FACTORS, SHORT_FACTORS = "rope_freqs", "rope_factors_long", "ro
 
 @dataclass(frozen=True, kw_only=True)
 class GgufFamily:
-    """How the files of one architecture hold a model.
+    """How files of one architecture store a model.
 
-    family: of the model's class (`distmk.models`). layer: Hugging Face names of a layer's tensors, by their names in files.
-    permutes_heads: whether the rows of Q and K are permuted within each head (`stored_rows`). norm_shift: what was added to the
-    weights of norms. rotates_in_part: whether only some elements of a head may rotate. rope_factors: tensors of rotary
-    factors that the architecture applies.
-    full_every: in a model with a sliding window, the last of every so many layers has none; 0: all have it; None: the files do
-    not say which have it. usual_window: its tokens if the metadata does not have the key.
-    keys: metadata that other architectures are refused for. features: further fields of the config, from the metadata of a model
-    whose number of layers was checked.
+    family: of the model's class (`distmk.models`).
+    layer: Hugging Face names of a layer's tensors, by their names in files.
+    permutes_heads: whether the rows of Q and K are permuted within each head (`stored_rows`).
+    norm_shift: the number that the converter added to the weights of norms.
+    rotates_in_part: whether it is possible that only some elements of a head rotate.
+    rope_factors: tensors of rotary factors that the architecture applies.
+    full_every: in a model with a sliding window, the last of every `full_every` layers has none; 0: all layers have it;
+      None: the files do not say which layers have it.
+    usual_window: the window in tokens if the metadata does not have the key.
+    keys: metadata for which other architectures are refused.
+    features: further fields of the config, from the metadata of a model whose number of layers has been checked.
     """
 
     family: str
@@ -95,7 +98,10 @@ def _gemma3(metadata: ArchMetadata) -> dict[str, Any]:
 
 
 def _gemma_scale(metadata: ArchMetadata, layers_of_27b: int) -> float:
-    """The files do not hold it. The largest model of each generation scales by its width, the others by their head size."""
+    """The scale of attention's scores, which the files do not contain.
+
+    The largest model of each generation scales by its width, the others by their head size.
+    """
     per_head = metadata.integer("embedding_length") // metadata.integer("attention.head_count")
     is_27b = metadata.integer("block_count") == layers_of_27b
     size = per_head if is_27b else metadata.integer("attention.key_length", per_head)
@@ -133,7 +139,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
     ),
     "qwen2": GgufFamily(family="qwen2", layer=LLAMA_LAYER),
     "qwen3": GgufFamily(family="qwen3", layer=LLAMA_LAYER | HEAD_NORMS),
-    "phi3": GgufFamily(  # Phi-3, and Phi-4-mini, of whose heads a quarter does not rotate
+    "phi3": GgufFamily(  # Phi-3, and Phi-4-mini, in which a quarter of each head does not rotate
         family="phi3",
         layer=PHI3_LAYER,
         rotates_in_part=True,
@@ -167,11 +173,11 @@ FAMILIES: Mapping[str, GgufFamily] = {
     ),
     "smollm3": GgufFamily(family="smollm3", layer=LLAMA_LAYER, permutes_heads=True, features=_smollm3),
 }
-"""By `general.architecture`."""
+"""The families by `general.architecture`."""
 
 
 def family_of(header: GgufHeader) -> tuple[str, GgufFamily]:
-    """The architecture of a file, and its entry. ModelError: there is none."""
+    """The architecture of a file, and its entry. ModelError: it has no entry."""
     arch = header.metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in FAMILIES:
         raise ModelError(

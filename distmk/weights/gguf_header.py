@@ -1,7 +1,7 @@
 """The head of a GGUF file: metadata and tensor table.
 
-The format is ggml's `docs/gguf.md`. The reader of the `gguf` package makes several numpy objects for every string of the
-vocabulary (190 MiB and 3 s for 49,152 tokens), on every rank; this one notes the offset of each array instead.
+The format is ggml's `docs/gguf.md`. The reader of the `gguf` package makes several numpy objects for every string of
+the vocabulary (190 MiB and 3 s for 49,152 tokens), on every rank. This reader only notes the offset of each array.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ MAX_ALIGNMENT = 1 << 20
 Scalar = int | float | bool | str
 
 MAX_HEADER_BYTES = 256 << 20
-"""Of metadata and tensor table. A vocabulary of 262,144 tokens with its merges takes 15 MB."""
+"""Limit for metadata and tensor table. A vocabulary of 262,144 tokens with its merges takes 15 MB."""
 
 MAX_STRINGS = 1 << 22
-"""Of an array: one that claims more is damaged, and stepping over it would take minutes."""
+"""Limit for an array. An array that claims more is damaged, and stepping over it would take minutes."""
 
 
 @dataclass(frozen=True)
 class ArrayRef:
-    """An array that was not read: `count` items of GGUF type `kind`, the first at byte `offset`."""
+    """An array that was not read: `count` items of GGUF type `kind`; the first is at byte `offset`."""
 
     kind: int
     count: int
@@ -84,14 +84,14 @@ class GgufHeader:
 
 
 class _Cursor:
-    """Reads values one after the other from the mapped start of a file; ValueError past its end."""
+    """Reads values one after another from the mapped start of a file. ValueError: it would read beyond the end."""
 
     def __init__(self, data: mmap.mmap, at: int) -> None:
         self.data = data
         self.at = at
 
     def skip(self, num_bytes: int) -> int:
-        """Step over `num_bytes`; returns their offset."""
+        """Step over `num_bytes` and return their offset."""
         start = self.at
         if num_bytes > self.bytes_left:
             if len(self.data) == MAX_HEADER_BYTES:
@@ -105,7 +105,7 @@ class _Cursor:
         return len(self.data) - self.at
 
     def count(self, least_bytes: int, what: str) -> int:
-        """A number of things that follow, of at least `least_bytes` each."""
+        """The number of items that follow, each of at least `least_bytes`. ValueError: there is no room for so many."""
         count = self.u64()
         if count * least_bytes > self.bytes_left:
             raise ValueError(f"claims {count} {what}, more than the rest of its header has room for")
@@ -131,7 +131,7 @@ class _Cursor:
         return self.raw_string().decode("utf-8")
 
     def label(self) -> str:
-        """Text of metadata. Files exist whose authors or descriptions are in another encoding; that is no damage."""
+        """Text of metadata. Some files have authors or descriptions in another encoding, so that is not an error."""
         return self.raw_string().decode("utf-8", errors="replace")
 
     def array(self) -> ArrayRef:
@@ -162,7 +162,7 @@ class _Cursor:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the metadata and tensor table of the GGUF file at `path`; ModelError if it is damaged or no GGUF file."""
+    """Read the metadata and tensor table of the GGUF file at `path`. ModelError: it is damaged or not a GGUF file."""
     try:
         with open(open_regular(path), "rb") as file:
             magic = file.read(4)
@@ -221,7 +221,10 @@ def read_strings(header: GgufHeader, key: str) -> list[str]:
 
 
 def find_strings(header: GgufHeader, key: str, wanted: Collection[str]) -> dict[str, int]:
-    """The first index of each of `wanted` in the array of strings under metadata `key`; those that are not in it are left out."""
+    """The first index of each of `wanted` in the array of strings under metadata `key`.
+
+    Strings that are not in the array are left out.
+    """
     ref = _array(header, key)
     if ref is None or ref.kind != STRING:
         return {}
@@ -259,7 +262,7 @@ def _map_header(file: BinaryIO) -> mmap.mmap:
 
 @contextmanager
 def _mapped(header: GgufHeader, key: str) -> Iterator[_Cursor]:
-    """A cursor over the file. ModelError, which names `key`: it cannot be read."""
+    """A cursor over the file. ModelError, which names `key`: the file cannot be read."""
     try:
         with open(open_regular(header.path), "rb") as file, _map_header(file) as data:
             yield _Cursor(data, 0)

@@ -1,4 +1,4 @@
-"""Metadata keys of a GGUF model: those that are refused because they would change the result, and those that nothing reads."""
+"""Metadata keys of a GGUF model: keys that are refused because they would change the result, and keys that nothing reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHANGES = (
     *("attention.temperature_length", "attention.temperature_scale", "activation_sparsity_scale"),
     *("attention.shared_kv_layers", "nextn_predict_layers", "expert_count", "rope.freq_base_swa"),
 )
-"""Keys that change the computation unless they are 0, or the architecture has them for its own (`GgufFamily.keys`)."""
+"""Keys that change the computation unless they are 0 or the architecture uses them (`GgufFamily.keys`)."""
 
 _UNUSED = (
     *("vocab_size", "expert_used_count", "tensor_data_layout", "pooling_type", "leading_dense_block_count"),
@@ -33,11 +33,13 @@ _USED = (
 )
 
 KNOWN_PRE_TOKENIZERS = {"qwen2": "qwen2"}
-"""By architecture: how byte-level BPE splits text in files without `tokenizer.ggml.pre`, which ggml had not before May 2024."""
+"""For each architecture, how byte-level BPE splits text in files without `tokenizer.ggml.pre`. ggml introduced that key
+in May 2024.
+"""
 
 
 def check_keys(metadata: ArchMetadata, family: GgufFamily) -> tuple[str, ...]:
-    """Warnings that name keys of the architecture that nothing reads. ModelError: a key would change the result."""
+    """Warnings that name the architecture's keys that nothing reads. ModelError: a key would change the result."""
     all_keys, where = metadata.header.metadata, metadata.where
     kind = all_keys.get("general.type", "model")
     if kind != "model":
@@ -57,7 +59,7 @@ def check_keys(metadata: ArchMetadata, family: GgufFamily) -> tuple[str, ...]:
 
 
 def check_pre_tokenizer(header: GgufHeader) -> tuple[str, ...]:
-    """A warning if the file does not say how byte-level BPE splits text, and the architecture does not either."""
+    """A warning if neither the file nor the architecture says how byte-level BPE splits text."""
     known = (
         "tokenizer.ggml.pre" in header.metadata or header.metadata.get("general.architecture") in KNOWN_PRE_TOKENIZERS
     )

@@ -1,4 +1,4 @@
-"""Typed look-ups of the metadata that begins with the name of a GGUF model's architecture."""
+"""Typed look-ups of metadata whose keys begin with the name of a GGUF model's architecture."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from distmk.weights.gguf_parts import scalars
 
 @dataclass(frozen=True)
 class ArchMetadata:
-    """Keys are given without the architecture in front. Errors are those of `Fields`, and name the whole key."""
+    """Keys are given without the architecture in front. Errors are those of `Fields` and name the whole key."""
 
     header: GgufHeader
     arch: str
 
     @cached_property
     def scalars(self) -> Fields:
-        """All metadata but arrays, by whole keys."""
+        """All metadata except arrays, by whole keys."""
         return scalars(self.header)
 
     @property
@@ -33,7 +33,9 @@ class ArchMetadata:
         return f"{self.arch}.{key}"
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number; of an array, which has one for each layer, the number that they all are. ModelError: they differ."""
+        """A whole number. If the value is an array, with one number for each layer, the number that they all share.
+        ModelError: they differ.
+        """
         if not self.is_array(key):
             return self.scalars.integer(self.name(key), default)
         numbers = set(self.array(key))
@@ -42,7 +44,7 @@ class ArchMetadata:
         return Fields({self.name(key): numbers.pop()}, self.where).integer(self.name(key))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite float32, which files hold; in its shortest decimal form, which is what the model's authors wrote."""
+        """A finite float32, as files store it, in its shortest decimal form, which is the number that the authors wrote."""
         number = self.scalars.number(self.name(key), default)
         if abs(number) > float(np.finfo(np.float32).max):
             raise ModelError(f"{self.where}: {self.name(key)} is {number:g}; a number within float32 was expected")
@@ -55,5 +57,5 @@ class ArchMetadata:
         return isinstance(self.header.metadata.get(self.name(key)), ArrayRef)
 
     def array(self, key: str) -> list[int | float | bool]:
-        """Numbers, one for each layer. ModelError: it is something else."""
+        """Numbers, one for each layer. ModelError: the value is something else."""
         return read_numbers(self.header, self.name(key))

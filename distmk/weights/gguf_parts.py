@@ -12,7 +12,7 @@ from distmk.user_files import exists
 from distmk.weights.gguf_header import ArrayRef, GgufHeader, read_header
 
 _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-_NAMED = 3  # missing parts in a message
+_NAMED = 3  # missing parts that a message names
 
 
 def scalars(header: GgufHeader) -> Fields:
@@ -21,7 +21,7 @@ def scalars(header: GgufHeader) -> Fields:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """The paths of all parts, by the name of one of them; only `path` if it is not named as a part."""
+    """The paths of all parts, derived from the name of one of them; only `path` if it is not named as a part."""
     name = _PART_NAME.fullmatch(path.name)
     if name is None or not 1 <= int(name[2]) <= int(name[3]):
         return [path]
@@ -30,21 +30,24 @@ def part_paths(path: Path) -> list[Path]:
 
 
 def first_part(paths: Sequence[Path]) -> Path | None:
-    """The first part, if all of `paths` are parts of one split file; it need not be among them. None: they are not."""
+    """The first part, if all of `paths` are parts of one split file; it need not be among them.
+
+    None: they are not such parts.
+    """
     parts = part_paths(paths[0])
     return parts[0] if len(parts) > 1 and set(paths) <= set(parts) else None
 
 
 def model_name(path: Path) -> str:
-    """The name of a model by its path: that of a file without .gguf and the number of its part."""
+    """The name of a model by its path: the file's name without .gguf and without the number of its part."""
     name = _PART_NAME.fullmatch(path.name)
     return name[1] if name else path.name.removesuffix(".gguf")
 
 
 def read_parts(path: Path) -> list[GgufHeader]:
-    """The headers of the GGUF file at `path`, or of all parts of the split file that it belongs to, the first in front.
+    """The headers of the GGUF file at `path`, or of all parts of the split file that it belongs to, in order.
 
-    The first part holds the metadata. ModelError: a part is missing, damaged, or of another file.
+    The first part contains the metadata. ModelError: a part is missing, damaged, or belongs to another file.
     """
     header = read_header(path)
     f = scalars(header)

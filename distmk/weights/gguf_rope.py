@@ -23,10 +23,11 @@ _PREFIX = "rope.scaling"
 
 
 def gguf_rope_scaling(metadata: ArchMetadata, factors: Factors) -> RopeScaling | None:
-    """The scaling of a file; Llama 3.1's is a tensor instead. ModelError: a kind or a key that is not supported.
+    """The scaling of a file; Llama 3.1's is a tensor instead. ModelError: a kind or a key is not supported.
 
-    As in llama.cpp, a factor without a type means linear scaling, the type none turns a factor off, and YaRN's attention factor
-    follows from its factor, whatever `yarn_attn_factor` says. Files of Phi-3 have no type: LongRoPE's tensors are enough.
+    As in llama.cpp, a factor without a type means linear scaling, the type none turns a factor off, and YaRN's
+    attention factor follows from its factor, whatever `yarn_attn_factor` says. Files of Phi-3 have no type: LongRoPE's
+    tensors are enough.
     """
     where, prefix = metadata.where, metadata.name(_PREFIX)
     tensors = factors.keys() & {LONG_FACTORS, SHORT_FACTORS}
@@ -71,7 +72,7 @@ def _yarn(metadata: ArchMetadata, factor: float, attention: float) -> YarnScalin
 
 
 def _trained_length(metadata: ArchMetadata) -> int:
-    """Of pretraining, in tokens."""
+    """The length of pretraining, in tokens."""
     key = f"{_PREFIX}.original_context_length"
     length = metadata.integer(key, metadata.integer("context_length"))
     if not 1 <= length < 1 << 31:

@@ -1,4 +1,4 @@
-"""GGUF files of the architectures in `FAMILIES`, with plain or quantized weights, whole or split."""
+"""Opens GGUF files of the architectures in `FAMILIES`, with plain or quantized weights, whole or split."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ MAX_ROPE_FACTORS = 1 << 16
 
 
 def open_gguf(path: Path) -> FileCheckpoint:
-    """Open the GGUF file at `path`, or the split file that it is a part of; ModelError for anything missing, damaged, or not
-    supported.
+    """Open the GGUF file at `path`, or the split file that it is a part of.
+
+    ModelError: something is missing, damaged, or not supported.
     """
     parts = read_parts(path)
     header = replace(parts[0], tensors=tuple(entry for part in parts for entry in part.tensors))
@@ -49,14 +50,14 @@ def open_gguf(path: Path) -> FileCheckpoint:
 
 
 def _as_written(name: str, stored: StoredTensor, family: GgufFamily, config: ModelConfig) -> StoredTensor:
-    """The tensor with what the converter did to it."""
+    """The tensor, with a note of the changes that the converter made to it."""
     if family.permutes_heads and (".q_proj." in name or ".k_proj." in name):
         return replace(stored, swizzled_head=config.head_dim)
     return replace(stored, shift=family.norm_shift) if name.endswith("norm.weight") else stored
 
 
 def _located(parts: list[GgufHeader], files: list[DataFile]) -> list[tuple[GgufTensor, StoredTensor]]:
-    """Every tensor of every part, and its bytes. ModelError: a part is damaged."""
+    """Every tensor of every part, and the place of its bytes. ModelError: a part is damaged."""
     types = type_table()
     found: list[tuple[GgufTensor, StoredTensor]] = []
     for number, (part, file) in enumerate(zip(parts, files, strict=True)):
@@ -73,7 +74,7 @@ def _rope_factors(name: str, stored: StoredTensor, file: DataFile) -> tuple[floa
 
 
 def read_gguf_config(path: Path) -> tuple[ModelConfig, Path]:
-    """The config alone, for a run that needs no weights, and the file with the metadata. ModelError as for `open_gguf`."""
+    """Only the config, for a run that needs no weights, and the file with the metadata. ModelError: as for `open_gguf`."""
     checkpoint = open_gguf(path)
     checkpoint.close()
     return checkpoint.config, checkpoint.path or path

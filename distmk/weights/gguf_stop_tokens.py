@@ -1,4 +1,4 @@
-"""The tokens that end a reply of a GGUF model: those that the metadata names, and those known by their text."""
+"""The tokens that end a reply of a GGUF model: tokens that the metadata names, and tokens known by their text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from distmk.model.json_fields import Fields
 from distmk.weights.gguf_header import GgufHeader, find_strings
 
 KEYS = ("eos", "eot", "eom")
-"""Of `tokenizer.ggml.*_token_id`: end of sequence, of a turn, of a message."""
+"""Names in `tokenizer.ggml.*_token_id`: end of sequence, of a turn, of a message."""
 
 TEXTS = (
     *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),  # Llama 3
@@ -14,19 +14,22 @@ TEXTS = (
     *("[EOT]", "[EOS]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "[e~["),
     *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>"),
 )
-"""Converters leave such tokens out of the metadata; this is the list by which llama.cpp finds them (`special_eog_ids`)."""
+"""Converters leave such tokens out of the metadata. llama.cpp finds them by this list (`special_eog_ids`)."""
 
 FIM_TEXTS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""Fill-in-the-middle tokens by their key. They end a completion of code, in llama.cpp as well: what follows is another file."""
+"""Fill-in-the-middle tokens by their key.
+
+They end a completion of code, as in llama.cpp: the text after them is another file.
+"""
 
 
 def stop_token_ids(header: GgufHeader, f: Fields) -> tuple[int, ...]:
-    """The ids, those of the metadata first. `f`: the scalars of the metadata. ModelError: damaged metadata."""
-    # 2**32 - 1 is llama.cpp's -1, no token.
+    """The ids, beginning with those in the metadata. `f`: the scalars of the metadata. ModelError: damaged metadata."""
+    # 2**32 - 1 is llama.cpp's -1, which means no token.
     named = [f.integer(f"tokenizer.ggml.{name}_token_id", -1) for name in (*KEYS, *FIM_TEXTS)]
     named = [-1 if token_id == 0xFFFFFFFF else token_id for token_id in named]
     ids = (*named, *stop_tokens_by_text(header).values())
@@ -45,8 +48,8 @@ def stop_tokens_by_text(header: GgufHeader) -> dict[str, int]:
 
 
 def _means_something_else(text: str, found: dict[str, int]) -> bool:
-    """Whether a token does not end a reply in a vocabulary that also has the tokens `found`."""
-    if text == "<|end|>":  # the end of a channel or a part in the formats of gpt-oss and Solar Open
+    """Whether `text` does not end a reply in a vocabulary that also has the tokens `found`."""
+    if text == "<|end|>":  # in the formats of gpt-oss and Solar Open: end of a channel or a part
         return {"<|return|>", "<|call|>"} <= found.keys() or (
             "<|flush|>" in found and bool({"<|call|>", "<|calls|>"} & found.keys())
         )

@@ -14,14 +14,15 @@ from distmk.weights.gguf_header import GgufHeader, GgufTensor
 
 QUANTIZED = (
     *("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL"),  # blocks of 32 elements
-    *("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "IQ4_XS"),  # of 256
+    *("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "IQ4_XS"),  # blocks of 256
 )
-"""Types that the gguf package decodes exactly as ggml does. llama-quantize mixes several in a file, and takes one with blocks
-of 32 where a row is no multiple of 256."""
+"""Types that the gguf package decodes exactly as ggml does. llama-quantize mixes several types in a file. If a row is
+not a multiple of 256, it uses a type with blocks of 32.
+"""
 
 
 def type_table() -> Mapping[int, Encoding | str]:
-    """By GGUF type number: its encoding, or its name if it is not supported."""
+    """For each GGUF type number, its encoding, or its name if it is not supported."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -62,8 +63,10 @@ def locate(t: GgufTensor, types: Mapping[int, Encoding | str], file: DataFile, n
 
 
 def check_data(header: GgufHeader, tensors: Sequence[StoredTensor], file: DataFile) -> None:
-    """ModelError unless the tensors follow each other from the start of the data to the end of the file, each padded to the
-    alignment, as ggml demands (`gguf_init_from_file`). Otherwise a size or an offset is wrong, and weights would be garbage.
+    """ModelError unless the tensors follow each other from the start of the data to the end of the file.
+
+    Each tensor must be padded to the alignment, as ggml demands (`gguf_init_from_file`). Otherwise a size or an offset
+    is wrong, and weights would be garbage.
     """
     expected = header.data_start
     for entry, tensor in zip(header.tensors, tensors, strict=True):

@@ -15,16 +15,16 @@ from distmk.models import config_from_hf
 from distmk.user_files import exists, read_whole
 
 MAX_JSON_BYTES = 4 << 20
-"""Of a config or a list of tokens. Some tokenizer_config.json files list hundreds of added tokens."""
+"""Limit for a config or a list of tokens. Some tokenizer_config.json files list hundreds of added tokens."""
 
 MAX_TOKENIZER_BYTES = 128 << 20
-"""Of a tokenizer.json. That of a vocabulary of 262,144 tokens has 33 MB."""
+"""Limit for a tokenizer.json. For a vocabulary of 262,144 tokens it has 33 MB."""
 
 MAX_INDEX_BYTES = 64 << 20
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The object in a JSON file of at most `max_bytes`; ModelError if it cannot be read or is not an object."""
+    """The object in a JSON file of at most `max_bytes`. ModelError: it cannot be read or is not an object."""
     try:
         value = json.loads(read_whole(path, max_bytes))
     except (ValueError, RecursionError) as e:
@@ -37,8 +37,8 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 def read_hf_config(path: Path) -> ModelConfig:
     """The config in the `config.json` at `path`, with the EOS ids of the files beside it.
 
-    As in vLLM, a reply ends at any EOS token of config.json, generation_config.json and the tokenizer. The default of an absent
-    `eos_token_id` counts only if none of them names one.
+    As in vLLM, a reply ends at any EOS token of config.json, generation_config.json and the tokenizer. The default for
+    an absent `eos_token_id` counts only if none of these files names one.
     """
     values = read_json(path)
     config = config_from_hf(values, str(path))
@@ -56,11 +56,11 @@ _NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), ([], {})),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
 }
-"""Settings of generation_config.json that change the text and that nothing here has, with the values beside null that do not."""
+"""Settings of generation_config.json that change the text and are not supported, with values that change nothing, like null."""
 
 
 def generation_notes(folder: Path) -> tuple[str, ...]:
-    """A warning that names the settings of a generation_config.json which change the text and are not applied."""
+    """A warning that names the settings of a generation_config.json that change the text and are not applied."""
     file = folder / "generation_config.json"
     values = read_json(file) if exists(file) else {}
     ignored = [key for key, off in _NOT_APPLIED.items() if values.get(key) is not None and values[key] not in off]
@@ -68,7 +68,7 @@ def generation_notes(folder: Path) -> tuple[str, ...]:
 
 
 def tokenizer_eos_ids(folder: Path) -> Iterator[int]:
-    """The id of the tokenizer's EOS token, if its files name one that it has."""
+    """The id of the tokenizer's EOS token, if the tokenizer's files name one and it is in the vocabulary."""
     text: Any = None
     known: dict[str, str] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -82,11 +82,11 @@ def tokenizer_eos_ids(folder: Path) -> Iterator[int]:
         tokens = [token for token in added if isinstance(token, Mapping)] if isinstance(added, list) else []
         known = {text_of_token(token): str(token.get("id")) for token in tokens}
     found = known.get(text, "") if text else ""
-    if found.isdecimal() and len(found) <= 9:  # another is no id, which the tokenizer itself refuses
+    if found.isdecimal() and len(found) <= 9:  # otherwise it is not an id, and the tokenizer itself refuses it
         yield int(found)
 
 
 def text_of_token(token: Any) -> str:
-    """The text of a token, which files hold as such or as an object with its properties; "" for anything else."""
+    """The text of a token, which files store as text or as an object with its properties; "" for anything else."""
     text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else ""

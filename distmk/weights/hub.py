@@ -1,4 +1,6 @@
-"""Models named as on the Hugging Face Hub, such as Qwen/Qwen3-8B: from the cache of `huggingface_hub`, else fetched into it."""
+"""Models with a name on the Hugging Face Hub, such as Qwen/Qwen3-8B. They come from the cache of `huggingface_hub`, or
+are fetched into it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ FILES = (
 )
 WEIGHTS = ("*.safetensors", INDEX_FILE)
 OTHER_FORMATS = ("*/*.safetensors", "consolidated*.safetensors")
-"""Of a repository: weights in folders, or in Meta's and Mistral's own format, beside those in Hugging Face's."""
+"""Other forms of the weights in a repository: in folders, or in Meta's and Mistral's own format."""
 
 
 def is_hub_name(path: str) -> bool:
@@ -28,11 +30,11 @@ def is_hub_name(path: str) -> bool:
 
 
 def fetch_model(name: str, weights: bool, revision: str | None = None, needed: str = "config.json") -> Path:
-    """The folder with the model `name`, with its weights if `weights`; only files that distmk reads are fetched.
+    """The folder with the model `name`, with its weights if `weights`. Only files that distmk reads are fetched.
 
-    `revision`: a branch, a tag or a commit; None: the main branch. `needed`: the file that the folder must have. A model that
-    is in the cache whole is taken as it is, without a look at the Hub. ModelError: it can be neither found nor fetched; one
-    line says why, and what to do.
+    `revision`: a branch, tag or commit; None: the main branch. `needed`: the file that the folder must have. If the
+    cache has the whole model, it is used without asking the Hub. ModelError: it is neither cached nor can it be
+    fetched; one line says why, and what to do.
     """
     import huggingface_hub
     from huggingface_hub import constants, errors
@@ -44,7 +46,7 @@ def fetch_model(name: str, weights: bool, revision: str | None = None, needed: s
         cached = Path(huggingface_hub.snapshot_download(name, **options, local_files_only=True))
         if _is_whole(cached, weights, needed):
             return cached
-    except Exception:  # not in the cache: the library has an error of its own for each way not to be there
+    except Exception:  # not in the cache: the library has a different exception for each reason
         pass
     instead = f"fetch it where there is a network (hf download {name}) and copy the cache, or give the path of a folder"
     try:
@@ -60,7 +62,7 @@ def fetch_model(name: str, weights: bool, revision: str | None = None, needed: s
         raise ModelError(
             f"{name}: no such folder here, and no such model on the Hugging Face Hub; check the name, or log in if it is private"
         ) from None
-    except Exception as e:  # of the network library beneath as well, which differs between versions
+    except Exception as e:  # also exceptions of the network library, which differ between versions
         offline = isinstance(e, errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE
         why = "HF_HUB_OFFLINE is set" if offline else f"the Hub cannot be reached ({type(e).__name__}: {one_line(e)})"
         raise ModelError(
@@ -73,7 +75,7 @@ def fetch_model(name: str, weights: bool, revision: str | None = None, needed: s
 
 
 def _is_whole(folder: Path, weights: bool, needed: str) -> bool:
-    """Whether a snapshot has all that is needed: one that was interrupted, or fetched without weights, may not."""
+    """Whether a snapshot has all files that are needed. It may not, if it was interrupted or fetched without weights."""
     if not exists(folder / needed):
         return False
     if not weights:

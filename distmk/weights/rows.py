@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Rows(Protocol):
-    """A reader of rows. `piece_bytes`: how much a caller should ask for at a time."""
+    """A reader of rows. `piece_bytes`: how many bytes a caller should request at a time."""
 
     piece_bytes: int
 
@@ -25,7 +25,7 @@ class Rows(Protocol):
         ...
 
     def scale(self, block: Any, by: F32) -> None:
-        """Multiply rows that `read` returned by float32 [columns], in place: float32 products, rounded to bfloat16."""
+        """Multiply rows that `read` returned by float32 [columns], in place: products in float32, rounded to bfloat16."""
         ...
 
 
@@ -35,7 +35,7 @@ def open_rows(checkpoint: Checkpoint, device: str) -> Rows:
 
 
 class HostRows:
-    """Reads to numpy uint16 arrays, in small pieces: they count towards peak memory."""
+    """Reads to numpy uint16 arrays, in small pieces, because they count towards peak memory."""
 
     piece_bytes = 4 << 20
 
@@ -54,8 +54,10 @@ class HostRows:
 
 
 class DeviceRows:
-    """Reads to torch int16 tensors on a device: file data through two pinned buffers, so that one is copied while the next
-    piece is read into the other; dummy weights are generated on the device.
+    """Reads to torch int16 tensors on a device.
+
+    File data goes through two pinned buffers: one is copied to the device while the next piece is read into the other.
+    Dummy weights are generated on the device.
     """
 
     piece_bytes = 64 << 20
@@ -89,7 +91,7 @@ class DeviceRows:
 
 
 class _Staging:
-    """Pinned memory that a GPU copies from asynchronously; used again only after the copy."""
+    """Pinned memory that a GPU copies from asynchronously. It is reused only after the copy."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -99,7 +101,7 @@ class _Staging:
         self._copied = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
 
     def acquire(self, num_elements: int) -> torch.Tensor:
-        """int16 [num_elements], free to be written."""
+        """int16 [num_elements], ready to be written."""
         import torch
 
         if self._copied:
@@ -109,7 +111,7 @@ class _Staging:
         return self._memory[:num_elements]
 
     def record_copy(self) -> None:
-        """Note that a copy from it was started."""
+        """Note that a copy from the buffer has been started."""
         if self._copied:
             self._copied.record()
 

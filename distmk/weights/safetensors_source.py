@@ -1,7 +1,7 @@
 """The weights of Hugging Face folders: one or more safetensors files.
 
-The `safetensors` library checks each file. The data is then read at the offsets in its header, because the library's numpy
-interface has no bfloat16 and its torch interface would import torch on every rank.
+The `safetensors` library checks each file. The data is then read at the offsets in its header, because the library's
+numpy interface has no bfloat16 and its torch interface would import torch on every rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ META_EMBEDDING = "tok_embeddings.weight"
 
 
 def open_safetensors(folder: Path) -> FileCheckpoint:
-    """Open a Hugging Face folder; ModelError for anything missing, damaged, or not supported."""
+    """Open a Hugging Face folder. ModelError: something is missing, damaged, or not supported."""
     config = read_hf_config(folder / "config.json")
     files, tensors = _read_tables(folder)
     if META_EMBEDDING in tensors:
@@ -40,7 +40,7 @@ def open_safetensors(folder: Path) -> FileCheckpoint:
 
 
 def open_weights(config: ModelConfig, path: Path) -> FileCheckpoint:
-    """Open the safetensors weights of `config`, in a folder or a file; ModelError as for `open_safetensors`."""
+    """Open the safetensors weights of `config`, in a folder or a file. ModelError: as for `open_safetensors`."""
     return _checkpoint(config, path, *_read_tables(path), ())
 
 
@@ -51,14 +51,17 @@ def _checkpoint(
     tensors: Mapping[str, StoredTensor],
     notes: tuple[str, ...],
 ) -> FileCheckpoint:
-    """Of the tensors that `config` calls for. ModelError: they are not there, or others would change the result."""
+    """A checkpoint of the tensors that `config` calls for.
+
+    ModelError: they are missing, or other tensors would change the result.
+    """
     unused = check_tensors({name: t.shape for name, t in tensors.items()}, config, str(path))
     kept = {name: tensors[name] for name in expected_tensors(config)}
     return FileCheckpoint(config, path, files, kept, notes + unused)
 
 
 def _read_tables(folder: Path) -> tuple[list[DataFile], dict[str, StoredTensor]]:
-    """The safetensors files of a folder, or the one at that path, and all their tensors."""
+    """The safetensors files of a folder, or the one file at that path, and all their tensors."""
     shards, promised = find_shards(folder) if is_folder(folder) else ([folder], {})
     files: list[DataFile] = []
     tensors: dict[str, StoredTensor] = {}
@@ -78,10 +81,10 @@ def _read_tables(folder: Path) -> tuple[list[DataFile], dict[str, StoredTensor]]
 def _resolve_tie(
     config: ModelConfig, folder: Path, files: Sequence[DataFile], tensors: dict[str, StoredTensor]
 ) -> tuple[ModelConfig, tuple[str, ...]]:
-    """The config with the tie that transformers would load, and what to tell the user; `tensors` is changed to go with it.
+    """The config with the tie that transformers would load, and notes for the user. `tensors` is changed accordingly.
 
-    `PreTrainedModel.tie_weights` ties symmetrically if only one of the two tensors is stored, and not at all if both are stored
-    and differ, whatever the config says.
+    `PreTrainedModel.tie_weights` ties symmetrically if only one of the two tensors is stored, and does not tie if both
+    are stored and differ, whatever the config says.
     """
     if not config.tie_embeddings or HEAD not in tensors:
         return config, ()
@@ -102,7 +105,9 @@ def _resolve_tie(
 
 
 def _read_table(file: DataFile, number: int) -> dict[str, StoredTensor]:
-    """The tensors of one file but for buffers, checked by the safetensors library (offsets, sizes, overlaps, file length).
+    """The tensors of one file without buffers.
+
+    The safetensors library checks offsets, sizes, overlaps and the file's length.
 
     The format: 8 bytes of header length (little endian), the header as JSON, then the data that its offsets are
     relative to; see https://huggingface.co/docs/safetensors.

@@ -1,4 +1,4 @@
-"""Which safetensors files of a folder hold the weights: one file, those of an index, or a complete set of numbered ones."""
+"""Finds the safetensors files of a folder that contain the weights: one file, those of an index, or a complete numbered set."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def has_safetensors(folder: Path) -> bool:
-    """Whether `folder` holds safetensors weights."""
+    """Whether `folder` has safetensors weights."""
     return exists(folder / INDEX_FILE) or bool(_weight_files(folder))
 
 
 def find_shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """The safetensors files of `folder`, and by tensor the file that the index names (empty without an index).
+    """The safetensors files of `folder`, and for each tensor the file that the index names (empty without an index).
 
-    In the order in which transformers looks: model.safetensors, then the index. Without either: a complete set of files
-    named NAME-00001-of-00003.safetensors, or else the only file. ModelError: none, several candidates, or an incomplete set.
+    The search has the order of transformers: model.safetensors, then the index. Without either: a complete set of files
+    named NAME-00001-of-00003.safetensors, or else the only file. ModelError: there is none, there are several
+    candidates, or a set is incomplete.
     """
     if exists(folder / SINGLE_FILE):
         return [folder / SINGLE_FILE], {}
@@ -51,7 +52,7 @@ def find_shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of `folder` that are not an adapter's, by name."""
+    """The safetensors files of `folder` that do not belong to an adapter, by name."""
     return [path for path in list_folder(folder, ".safetensors") if not path.name.startswith("adapter_")]
 
 

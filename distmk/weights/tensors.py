@@ -21,7 +21,7 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 def check_kinds(tensors: Mapping[str, Any]) -> None:
-    """UsageError: a name is no text, or its value no dense tensor of floats with its data."""
+    """UsageError: a name is not text, or a value is not a dense tensor of floats with its data."""
     for name, tensor in tensors.items():
         if not isinstance(name, str):
             raise UsageError(
@@ -40,7 +40,10 @@ def check_kinds(tensors: Mapping[str, Any]) -> None:
 
 
 class TensorCheckpoint:
-    """A `Checkpoint` of tensors by name. UsageError: a value is no tensor of floats. ModelError: names or shapes are wrong."""
+    """A `Checkpoint` of tensors by name.
+
+    UsageError: a value is not a tensor of floats. ModelError: names or shapes are wrong.
+    """
 
     path: Path | None = None
 
@@ -95,7 +98,7 @@ class TensorCheckpoint:
 
 
 def _bf16_bits(tensor: Any) -> U16:
-    """A new, contiguous array."""
+    """The bits of a tensor as a new, contiguous array."""
     if isinstance(tensor, np.ndarray):
         with np.errstate(over="ignore"):
             return f32_to_bf16(np.ascontiguousarray(tensor, np.float32))

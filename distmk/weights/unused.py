@@ -11,23 +11,23 @@ from distmk.model.config import ModelConfig
 _BUFFERS = re.compile(
     r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids)$|^blk\.\d+\.attn_rot_embd\.weight$"
 )
-"""What old versions saved though it follows from the config."""
+"""Buffers that old versions saved although they follow from the config."""
 
 _OTHER_HEADS = re.compile(r"^(v_head|value_head|score|classifier|mtp|model\.mtp\w*|medusa\w*|eagle\w*)(\.|$)")
-"""Heads beside the language model's own, which change no token of it: values, classes, drafts of later tokens."""
+"""Heads beside the language model's own, which change none of its tokens: values, classes, drafts of later tokens."""
 
 _SHOWN = 4  # names in a message
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor only stores what follows from the config, so that nobody misses it."""
+    """Whether a tensor only stores data that follows from the config, so that its absence does not matter."""
     return bool(_BUFFERS.search(name))
 
 
 def report_unused(names: Iterable[str], config: ModelConfig, where: str) -> tuple[str, ...]:
     """Warnings that name the tensors among `names` that are left out and change no token.
 
-    ModelError, with their names: others among them, as leaving them out would change the result. Buffers are left out silently.
+    ModelError, with their names: leaving out other tensors would change the result. Buffers are left out silently.
     """
     extra = sorted(name for name in names if not is_buffer(name))
     heads = [name for name in extra if _OTHER_HEADS.match(name)]
@@ -40,7 +40,7 @@ def report_unused(names: Iterable[str], config: ModelConfig, where: str) -> tupl
 
 
 def _listed(names: list[str]) -> str:
-    """The first of `names` with their number, as the subject of a sentence."""
+    """The first of `names` and the number of the others, as the subject of a sentence."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     listed = ", ".join(map(_on_one_line, names[:_SHOWN]))
     return f"tensor{'s' * (len(names) > 1)} {listed}{more} {'are' if len(names) > 1 else 'is'}"
@@ -61,5 +61,5 @@ def _reason(name: str, config: ModelConfig) -> str:
 
 
 def _on_one_line(name: str) -> str:
-    """A name of a damaged file may hold anything."""
+    """A name on one line: a damaged file may have anything as a name."""
     return " ".join(name.split())

@@ -1,4 +1,4 @@
-"""Rung 6: one launch of as many blocks as are resident at once, each of which strides over the elements for every kernel.
+"""Rung 6: one launch of as many blocks as are resident at once. For every kernel, each block strides over the elements.
 
 python examples/launch_lab/06_persistent.py --elements 65536
 """

@@ -59,7 +59,7 @@ def measure(gpu: Gpu, items_a_block: int = 16, repeats: int = 11) -> QueueTimes:
 
 
 def measure_host(num_items: int = HOST_ITEMS, repeats: int = 5) -> QueueTimes:
-    """The same with one thread per core; numpy releases Python's lock while it computes."""
+    """`measure` on the host, with one thread per core; numpy releases Python's lock while it computes."""
     num_workers = max(2, len(os.sched_getaffinity(0)))
     costs, fresh = costs_of(num_items), inputs(num_items * HOST_ITEM).reshape(num_items, HOST_ITEM)
     want, errors, schedules = expected_items(costs * NUM_SINES, HOST_ITEM), [], {}
@@ -77,7 +77,7 @@ def measure_host(num_items: int = HOST_ITEMS, repeats: int = 5) -> QueueTimes:
 
 
 def _run_threads(x: np.ndarray, costs: np.ndarray, sources: list[Iterator[int]]) -> np.ndarray:
-    """Run one thread for each source of items; the SHARE of each thread."""
+    """Run one thread for each source of items, and return the SHARE of each thread."""
     shares, start = np.zeros(len(sources), SHARE), threading.Barrier(len(sources))
 
     def work(worker: int) -> None:

@@ -26,7 +26,7 @@ LEAVE = 0xFFFFFFFF  # as in resident.cu
 BACKOFF_NS = 1000
 WARM = 50
 DEADLINE_S = 5.0  # for one submission; the host gives up then
-SPARE_S = 15.0  # of the kernel's lifetime beyond the time that the measurement needs
+SPARE_S = 15.0  # lifetime of the kernel beyond the time that the measurement needs
 PACE_S = 0.001  # between submissions while power is measured
 SETTLE = 0.4  # warm-up for clocks and counter before power is measured, as a fraction of that time
 
@@ -139,7 +139,7 @@ def launches(queue: Submissions) -> Iterator[Submit]:
 
 @contextmanager
 def replays(queue: Submissions) -> Iterator[Submit]:
-    """A graph's arguments are fixed, so it first copies the word to the GPU, where every block reads it."""
+    """Graph replays. A graph's arguments are fixed, so it first copies the word to the GPU, where every block reads it."""
     gpu, word = queue.gpu, queue.word
     kernel = gpu.kernel("resident.cu", "submission")
     launch = gpu.launch(kernel, gpu.num_sms, ctypes.c_uint64(0), queue.sent, queue.work)

@@ -21,7 +21,7 @@ from lab.results import ChainTime
 from lab.stats import Spread
 from lab.workload import NUM_KERNELS, NUM_SINES, check, expected, inputs
 
-BUDGET_S = 0.15  # of the longer of the two launches that are compared
+BUDGET_S = 0.15  # time of the longer of the two launches that are compared
 MOST_STEPS, TRACED = 2000, 3
 REPEATS = 7
 

@@ -1,4 +1,4 @@
-"""How ranks add up partial sums and exchange candidates: not at all, by torch.distributed, or by symmetric memory."""
+"""How ranks add up partial sums and exchange candidates: alone, by torch.distributed, or by symmetric memory."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import Tensor
 
 
 class Exchange(Protocol):
-    """`sums`: where a step writes the partial sums of attention and of the MLP, [batch, hidden] each."""
+    """`sums`: the memory for a step's partial sums of attention and of the MLP, each [batch, hidden]."""
 
     name: str
     num_ranks: int
     sums: tuple[Tensor, Tensor]
 
     def add_up(self, partial: Tensor) -> Tensor:
-        """The sum over ranks, on each of them."""
+        """The sum over ranks, on every rank."""
         ...
 
     def gather(self, candidates: Tensor) -> Tensor:
-        """[ranks, ...] of every rank's float32 `candidates`."""
+        """Every rank's float32 `candidates`, as [ranks, ...]."""
         ...
 
     def join(self, logits: Tensor) -> Tensor:
-        """All ranks' float32 `logits` behind one another, as many as each has."""
+        """All ranks' float32 `logits`, one after another. Ranks may have different numbers of them."""
         ...
 
 
@@ -61,7 +61,7 @@ class Collective:
     def gather(self, candidates: Tensor) -> Tensor:
         out = candidates.new_zeros(self.num_ranks, *candidates.shape)
         out[self._rank] = candidates
-        return self.add_up(out)  # the others are zero here
+        return self.add_up(out)  # the other rows are zero here
 
     def join(self, logits: Tensor) -> Tensor:
         sizes = self.gather(torch.tensor([float(logits.numel())], device=logits.device))[:, 0].long().tolist()
@@ -70,18 +70,18 @@ class Collective:
 
 
 def choose_symmetric_memory(device: torch.device) -> None:
-    """Of torch's own. RuntimeError: it was built without, so this is so on every rank."""
+    """Select torch's own backend for symmetric memory. RuntimeError on every rank: torch was built without it."""
     import torch.distributed._symmetric_memory as symmetric
 
-    if symmetric.get_backend(device) != "CUDA":  # torch refuses to set what is the default already
+    if symmetric.get_backend(device) != "CUDA":  # torch refuses to set its default again
         symmetric.set_backend("CUDA")
 
 
 class Symmetric(Collective):
-    """One-shot all-reduces over symmetric memory, of steps alone: every rank reads the others' `sums` where they lie.
+    """One-shot all-reduces over symmetric memory, for steps only: every rank reads the others' `sums` in place.
 
-    Never by NVLink multicast, and on torch's own backend for symmetric memory: NVSHMEM is the runtime's. After
-    `choose_symmetric_memory`.
+    They never use NVLink multicast, and use torch's own backend for symmetric memory, because NVSHMEM belongs to the
+    runtime. Call `choose_symmetric_memory` first.
     """
 
     def __init__(self, like: Tensor, num_ranks: int, rank: int) -> None:
@@ -93,7 +93,7 @@ class Symmetric(Collective):
         self._slots = symmetric.empty(num_ranks, len(like), 2, dtype=torch.float32, device=like.device)
         self._handles = [symmetric.rendezvous(memory, self._group) for memory in (sums, self._slots)]
         self._slots.zero_()
-        # An all-reduce ends when every rank has read, so one memory serves both.
+        # An all-reduce ends when every rank has read, so both sums can share memory.
         self.sums = (sums, sums)
 
     def add_up(self, partial: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Attention of a decode step in Triton: norms, rotation, cache and a split softmax in two kernels.
 
-The positions of a sequence are dealt out over blocks (flash decoding, https://pytorch.org/blog/flash-decoding), each of which
-works for all query heads of a key/value head; a second kernel merges what they found.
+The positions of a sequence are divided among blocks (flash decoding, https://pytorch.org/blog/flash-decoding). Each
+block works for all query heads of a key/value head. A second kernel merges the results.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmark.model import Sizes
 
 BLOCK = 32  # positions that are multiplied at once
 MAX_SPLITS = 64
-ROWS = 16  # query heads of a product: what the tensor cores take at least
+ROWS = 16  # query heads of a product: the least number for tensor cores
 
 
 @triton.jit
 def _turned(left, right, norm, half, cos, sin, eps, NORMED: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows [rows, HALF] of both halves of heads, normed and turned."""
+    """Rows [rows, HALF] of both halves of heads, normalized and rotated."""
     if NORMED:
         squares = tl.sum(left * left + right * right, axis=1) / (2 * HALF)
         scale = 1.0 / tl.sqrt(squares + eps)
@@ -59,7 +59,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
     position = tl.load(positions + sequence).to(tl.int32)
     half, rows = tl.arange(0, HALF), tl.arange(0, ROWS)
     real = rows < GROUP
-    # Of each query head: its split's largest score and sum of shares, and the shares' mean of values times that sum.
+    # Each query head's split stores its largest score, the sum of its exponentials, and its unnormalized output.
     place = ((sequence * NUM_KV + head) * GROUP + rows) * num_splits + split
     begin = split * SPAN
     if begin > position:
@@ -120,7 +120,7 @@ def _merge(partial, found, out, num_splits, DIM: tl.constexpr, SPLITS: tl.conste
 
 
 class FlashAttention:
-    """Computes `Functions.attend` of one row a sequence. ValueError where the kernels do not fit the sizes."""
+    """Computes `Functions.attend` for one row per sequence. ValueError: the kernels do not fit the sizes."""
 
     def __init__(self, sizes: Sizes, positions: Tensor, max_len: int) -> None:
         self._sizes, self._positions, self._max_len = sizes, positions, max_len
@@ -138,7 +138,7 @@ class FlashAttention:
     def __call__(
         self, qkv: Tensor, keys: Tensor, values: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, rope: Tensor
     ) -> Tensor:
-        """[batch, num_q * head_dim]; the new keys and values go into the caches."""
+        """[batch, num_q * head_dim]. The new keys and values are written into the caches."""
         sizes, batch = self._sizes, len(self._positions)
         out = qkv.new_empty(batch, sizes.num_q * sizes.head_dim)
         norms: tuple[Any, Any] = (qkv, qkv) if q_norm is None else (q_norm, k_norm)

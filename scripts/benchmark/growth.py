@@ -1,4 +1,4 @@
-"""How a decode step of distmk grows: with layers, with ranks and with the batch, beside what its bytes need."""
+"""How a decode step of distmk grows with layers, ranks and batch, beside the time that its bytes need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF: dict[str, Field] = {
 
 
 def series(reports: Sequence[Report], name: str) -> dict[str, list[Report]]:
-    """Reports that differ in `name` alone, in its order, by what they have in common; only where there are several."""
+    """Groups of several reports that differ only in `name`, sorted by it; the keys say what the reports share."""
     others = [other for other in OF if other != name]
     found: dict[str, dict[int, Report]] = {}
     for report in reports:
@@ -29,9 +29,9 @@ def series(reports: Sequence[Report], name: str) -> dict[str, list[Report]]:
 
 
 def draw_growth(reports: Sequence[Report], path: Path) -> None:
-    """Write a PNG: a panel each for layers, ranks and batch, solid what was measured, dashed the floor.
+    """Write a PNG with a panel each for layers, ranks and batch: solid lines are measurements, dashed lines the floor.
 
-    UsageError: the reports are of different models, lengths or backends, no two differ in one of the three alone, or the
+    UsageError: the reports are of different models, lengths or backends, no two differ in only one of the three, or the
     file cannot be written.
     """
     alike = {(each.model, each.context, each.tokens, each.backend) for each in reports}

@@ -1,8 +1,8 @@
 """The runtime's own latencies: from the end of the last task that a task waits for to its start, by kind of hop.
 
-One graph of small vectors, a step behind the other, is run many times in one launch; times are those of its trace, where a
-worker had nothing to run when what it waited for ended. A task's end is noted after its triggers are out, so that a hop can
-come out a little below nothing. With several ranks one after the other has the steps, and puts what comes out to the next.
+One graph of small vectors, a chain of steps, is run many times in one launch. The times come from its trace, and only
+count where a worker was idle when its wait ended. A task's end is noted after its triggers are sent, so a hop can be a
+little below zero. With several ranks, one rank after another runs the steps and puts the result to the next.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from distmk.trace import Trace
 from distmk.trace.summary import Spread
 from distmk.trace.table import table, us
 
-# Operators whose tasks' waits are timed, by what the table calls them.
+# Operators whose tasks' waits are timed, under the names that the table shows.
 TO_ALL, TO_ONE, SPREAD, TO_RANK = "one to all", "all to one", "spread", "to another rank"
 HANDED_OUT = {LaunchKind.SINGLE: "just in time", LaunchKind.MASSIVE: "just in time, massive"}
 HOPS = (TO_ALL, TO_ONE, *HANDED_OUT.values(), SPREAD, TO_RANK)
 HEAD = ("hop", "count", "of tasks", "median us", "p99 us")
 
-NUM_COLS = 16  # of a vector
+NUM_COLS = 16  # columns of a vector
 NUM_WARM_UP = 100  # iterations that are not timed
-POWER_S = 2.0  # of each mean
-NUM_SINES = 100_000  # one after the other: about ten milliseconds of a GPU
-NUM_GUESSED = 10  # iterations that say how many take POWER_S
+POWER_S = 2.0  # duration of each mean
+NUM_SINES = 100_000  # one after another: about ten milliseconds on a GPU
+NUM_GUESSED = 10  # iterations from which the number that takes POWER_S is estimated
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace, bootstrap: Bootstrap) -> tuple[str, int]:
-    """Backend, and workers of a rank."""
+    """The backend, and the number of workers of a rank."""
     for name in ("iterations", "workers"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -85,10 +85,10 @@ def _check(arguments: argparse.Namespace, bootstrap: Bootstrap) -> tuple[str, in
 
 
 def chain(num_ranks: int, num_workers: int, listed_only: bool = False) -> Graph:
-    """All hops one behind the other, on rank after rank; each rank adds 1 to what it is given.
+    """All hops in a chain, on one rank after another. Each rank adds 1 to its input.
 
-    The last worker has `TO_ONE` as it has what comes before `TO_ALL`: its own part is the first to end, so that it waits for
-    another's. What is handed out goes to workers 0 and 1, others than those that it waits for.
+    The last worker runs `TO_ONE` and also the task before `TO_ALL`, so its own part is the first to end, and it waits
+    for another worker's part. Dispatched tasks go to workers 0 and 1, not to the workers that they wait for.
     """
     graph, last = Graph(num_ranks, num_workers), num_workers - 1
     arrived, returned, one, ended = (graph.buffer(name, NUM_COLS) for name in ("arrived", "returned", "one", "ended"))
@@ -109,7 +109,7 @@ def chain(num_ranks: int, num_workers: int, listed_only: bool = False) -> Graph:
         graph.add(Affine(rank, SPREAD, launch=LaunchKind.SPREAD, src=src, dst=ended.at(rank)))
         if rank + 1 < num_ranks:
             graph.add(Put(rank, "put", worker=0, src=ended.at(rank), dst=arrived.at(rank + 1)))
-    # Back from rank to rank, not at once: what tells two clocks apart best is a hop each way.
+    # Back from rank to rank, not at once: a hop in each direction gives the best estimate of two clocks' offset.
     for rank in reversed(range(1, num_ranks)):
         src = (returned if rank + 1 < num_ranks else ended).at(rank)
         graph.add(Put(rank, "put back", worker=0, src=src, dst=returned.at(rank - 1)))
@@ -117,7 +117,7 @@ def chain(num_ranks: int, num_workers: int, listed_only: bool = False) -> Graph:
 
 
 def hops_of(trace: Trace) -> list[dict[str, Any]]:
-    """Of every kind of hop in the graph: how many were waited for, of how many tasks, and us; None where nobody waited."""
+    """For every kind of hop in the graph: how many tasks waited, of how many, and times in us; None if no task waited."""
     rows, waited, found = trace.rows, trace.waited(), []
     for op in (op for op in HOPS if op in trace.ops):
         mine = rows["op"] == trace.ops.index(op)
@@ -129,7 +129,7 @@ def hops_of(trace: Trace) -> list[dict[str, Any]]:
 
 
 def found_in(trace: Trace, backend: str) -> dict[str, Any]:
-    """What the trace says, and what it was made on."""
+    """The results of the trace, and the hardware and software of the run."""
     hardware = machine.gpu(gpu_of(0)) if backend == "cuda" else machine.cpu()
     return {
         "backend": backend,
@@ -143,7 +143,7 @@ def found_in(trace: Trace, backend: str) -> dict[str, Any]:
 
 
 def text_of(found: dict[str, Any]) -> str:
-    """What people read."""
+    """The results as text."""
     lines = [", ".join(f"{name} {value}" for name, value in found["machine"].items())]
     if found["num_ranks"] > 1:
         lines.append(f"ranks' clocks are told apart to within {us(found['clock_uncertainty_us'])} us")
@@ -160,8 +160,10 @@ def text_of(found: dict[str, Any]) -> str:
 
 
 def measure_power(bootstrap: Bootstrap, num_workers: int, backend: str) -> dict[str, float | None]:
-    """Mean watts of this rank's board with all loaded: without a launch, and in one in which one worker works and all others
-    wait for it. None where they cannot be measured. Collective.
+    """Mean watts of this rank's board with everything loaded: without a launch, and in a launch in which one worker
+    works and all others wait for it.
+
+    None if they cannot be measured. Collective.
     """
     graph = Graph(bootstrap.world_size, num_workers)
     slow, parts = graph.buffer("slow", NUM_COLS), graph.buffer("parts", NUM_COLS * num_workers)
@@ -180,7 +182,7 @@ def measure_power(bootstrap: Bootstrap, num_workers: int, backend: str) -> dict[
         began = time.perf_counter()
         run(NUM_GUESSED)
         guess = max(1, round(NUM_GUESSED * POWER_S / (time.perf_counter() - began)))
-        num_iterations = int(bootstrap.broadcast(str(guess).encode()))  # rank 0's
+        num_iterations = int(bootstrap.broadcast(str(guess).encode()))  # rank 0's number
         idle = meter.watts(lambda: time.sleep(POWER_S))
         return {"idle_watts": idle, "waiting_watts": meter.watts(lambda: run(num_iterations))}
 

@@ -1,7 +1,7 @@
-"""The host twin beside its peer: decode speed against transformers, memory a rank, compile time, overhead.
+"""The host twin beside its peer: decode speed against transformers, memory of a rank, compile time, overhead.
 
-Every figure is the median of --repeats runs (default 5), with the spread; both sides of a comparison use the same weights
-and the same number of threads, and take turns.
+Every figure is the median of --repeats runs (default 5), with the spread. Both sides of a comparison use the same
+weights and the same number of threads, and take turns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def median(values: list[float]) -> dict[str, float]:
 
 
 class OurDecode:
-    """Greedy decode of one prompt by distmk; an engine is made once and used for every run."""
+    """Greedy decode of one prompt by distmk. The engine is made once and used for every run."""
 
     def __init__(self, model: str, ranks: int, workers: int) -> None:
         from distmk import LLM, SamplingParams
@@ -38,7 +38,7 @@ class OurDecode:
         self.params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
 
     def run(self) -> tuple[float, list[int]]:
-        """Tokens a second after the first token, and the tokens."""
+        """Tokens per second after the first token, and the tokens."""
         completion = self.llm.generate([PROMPT], self.params)[0].outputs[0]
         return 1e3 / completion.ms_per_token, completion.token_ids
 
@@ -47,7 +47,7 @@ class OurDecode:
 
 
 class TheirDecode:
-    """The same by transformers' generate, with the same weights in float32 or bfloat16."""
+    """Greedy decode of the prompt by transformers' generate, with the same weights in float32 or bfloat16."""
 
     def __init__(self, model: str, dtype: str, threads: int) -> None:
         import torch
@@ -77,7 +77,7 @@ class TheirDecode:
             out = self.model.generate(
                 self.ids, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, streamer=Stamps()
             )
-        # The streamer is first given the prompt, then each token.
+        # The streamer gets the prompt first, then each token.
         return (NEW_TOKENS - 1) / (stamps[-1] - stamps[1]), out[0, self.ids.shape[1] :].tolist()
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class TheirDecode:
 
 
 def decode(model: str, repeats: int) -> dict[str, Any]:
-    """Tokens a second: ours at 1 rank x 2 workers and 2 ranks x 1 worker; transformers' float32 and bfloat16, 2 threads."""
+    """Tokens per second: ours at 1 rank x 2 workers and 2 ranks x 1 worker; transformers' float32 and bfloat16, 2 threads."""
     makers: dict[str, Callable[[], Any]] = {
         "transformers float32, 2 threads": lambda: TheirDecode(model, "float32", 2),
         "transformers bfloat16, 2 threads": lambda: TheirDecode(model, "bfloat16", 2),
@@ -113,7 +113,7 @@ def decode(model: str, repeats: int) -> dict[str, Any]:
 
 
 def memory(model: str, repeats: int) -> dict[str, Any]:
-    """Peak resident memory of the largest rank in MB, at one and at two ranks, each in processes of their own."""
+    """Peak resident memory of the largest rank in MB, at one and at two ranks, each measured in new processes."""
     code = (
         "import sys, distmk\n"
         "llm = distmk.LLM(sys.argv[1], tensor_parallel_size=int(sys.argv[2]), num_workers=1)\n"
@@ -132,8 +132,9 @@ def memory(model: str, repeats: int) -> dict[str, Any]:
 
 
 def compile_large(model: str, repeats: int) -> dict[str, Any]:
-    """Seconds and peak memory to compile and to prove a Qwen3-8B-shaped model at 4 ranks x 132 workers; seconds that a
-    rank takes to read the program back."""
+    """Seconds and peak memory to compile and to prove a Qwen3-8B-shaped model at 4 ranks x 132 workers, and the seconds
+    that a rank takes to read the program back.
+    """
     code = (
         "import json, pathlib, resource, tempfile, time\n"
         "from distmk import compile_graph, program_file\n"
@@ -165,7 +166,9 @@ def compile_large(model: str, repeats: int) -> dict[str, Any]:
 
 
 def overhead(model: str, repeats: int) -> dict[str, Any]:
-    """Microseconds an empty task takes (wait, run nothing, trigger) on a worker, where every task waits for another worker."""
+    """Microseconds that an empty task takes (wait, run nothing, trigger) on a worker, if every task waits for another
+    worker.
+    """
     from distmk import Graph, Session, connect
     from distmk.tasks import Nop
 
@@ -176,7 +179,7 @@ def overhead(model: str, repeats: int) -> dict[str, Any]:
         board = [graph.buffer(f"cell{w}", num_tasks + 1) for w in range(workers)]
         for step in range(num_tasks):
             for worker in range(workers):
-                # Each step reads what the step before wrote on the other worker, so that no wait can be left out.
+                # Each step reads what the previous step wrote on the other worker, so no wait can be left out.
                 source = board[(worker + 1) % workers].at(0, step, step + 1)
                 target = board[worker].at(0, step + 1, step + 2)
                 graph.add(Nop(rank=0, op="nop", worker=worker, inputs=(source,), outputs=(target,)))

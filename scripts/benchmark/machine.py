@@ -1,4 +1,4 @@
-"""What a benchmark ran on: hardware and versions."""
+"""The hardware and the versions of a benchmark run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lab.power import Meter  # noqa: E402
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of Python, this repository, and those of `packages` that are installed."""
+    """The versions of Python, this repository, and those of `packages` that are installed."""
     found = {"python": platform.python_version(), "commit": commit()}
     for package in packages:
         try:
@@ -32,7 +32,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The repository's, with a + behind it where files were changed since; `unknown` outside of one."""
+    """The repository's commit, followed by a + if files have been changed since; `unknown` outside of a repository."""
     head = _output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
     changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
     return head + "+" * bool(changed) if head else "unknown"
@@ -45,7 +45,7 @@ def cpu() -> dict[str, Any]:
 
 
 def gpu(device_id: int) -> dict[str, str]:
-    """The GPU, its driver, and what came with CUDA."""
+    """The GPU, its driver, and the versions of CUDA's parts."""
     import torch
 
     driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
@@ -62,7 +62,7 @@ def gpu(device_id: int) -> dict[str, str]:
 
 
 def power_meter(backend: str, device_id: int) -> Meter:
-    """Of a GPU; on the host twin of nothing."""
+    """A power meter of a GPU; on the host twin, a meter that measures nothing."""
     return Meter(pci_bus_id(device_id) if backend == "cuda" else "")
 
 

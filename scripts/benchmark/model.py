@@ -1,8 +1,8 @@
-"""The peers' model: a decode step in parts that are the same eager, compiled and in a CUDA graph; and the prompt before it.
+"""The peers' model: a decode step in parts, the same for eager, compiled and graphed runs, and the prompt before it.
 
-Tensor parallel as usual: columns of qkv, gate and up, rows of o and down, whose partial sums are added over the ranks, and
-the vocabulary of the head. Rank 0's partial sum holds the residual too, so that what the ranks add up is the next layer's
-input. Shapes: a step has `batch` rows, a prompt a row a token.
+Tensor parallelism is the usual one: columns of qkv, gate and up; rows of o and down, whose partial sums are added over
+the ranks; and the head divided by vocabulary. Rank 0's partial sum includes the residual, so that the sum over ranks is
+the next layer's input. Shapes: a step has `batch` rows, a prompt has one row per token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmark.weights import Layer, Weights
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a rank's functions are made for. `lead`: this is the rank that adds the residual."""
+    """The sizes that a rank's functions are made for. `lead`: this rank adds the residual."""
 
     hidden: int
     num_q: int
@@ -46,7 +46,7 @@ class Sizes:
 
 
 class Functions:
-    """The parts of a layer and what comes before and after, without state: what `torch.compile` is given."""
+    """The parts of a layer and the parts before and after the layers, without state, so that `torch.compile` can take them."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -55,26 +55,26 @@ class Functions:
         return F.rms_norm(x, (x.shape[-1],), weight, self.sizes.eps)
 
     def embed(self, tokens: Tensor, positions: Tensor, embedding: Tensor) -> Tensor:
-        """[batch, hidden] of the tokens [batch, max_len] at `positions` [batch]."""
+        """[batch, hidden]: embeddings of the tokens [batch, max_len] at `positions` [batch]."""
         return embedding[tokens.gather(1, positions[:, None])[:, 0]]
 
     def project(self, h: Tensor, weight: Tensor) -> Tensor:
         return F.linear(h, weight)
 
     def project_back(self, h: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """A partial sum of what comes next after x."""
+        """A partial sum of the residual stream after x."""
         y = F.linear(h, weight)
         return x + y if self.sizes.lead else y
 
     def gated(self, h: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-        """One kernel for one row: products of one shape, with the activation behind them."""
+        """Products of one shape with the activation after them: one kernel if there is one row."""
         return F.silu(F.linear(h, gate)) * F.linear(h, up)
 
     def best(self, h: Tensor, head: Tensor) -> Tensor:
-        """float32 [rows, 2]: the largest logit of this rank's tokens, and whose it is."""
+        """float32 [rows, 2]: the largest logit of this rank's tokens, and its token."""
         logits = F.linear(h, head).float()
         num_rows, num_tokens = logits.shape
-        # In two steps, as one row would be left to one block.
+        # In two steps, because a single row would be processed by a single block.
         chunks = math.gcd(num_tokens, 64)
         values, indices = logits.view(num_rows, chunks, -1).max(dim=-1)
         value, chunk = values.max(dim=-1)
@@ -87,12 +87,14 @@ class Functions:
         return candidates[:, :, 1].gather(0, rank[None])[0].long()
 
     def append(self, candidates: Tensor, tokens: Tensor, positions: Tensor) -> None:
-        """Write the next tokens behind those at `positions`, and move these on."""
+        """Write the next tokens after those at `positions`, and advance the positions."""
         positions += 1
         tokens.scatter_(1, positions[:, None], self.pick(candidates)[:, None])
 
     def turn(self, x: Tensor, norm: Tensor | None, rope: Tensor) -> Tensor:
-        """Heads [sequences, rows, heads, head_dim], normed if they are, turned by angles [sequences, rows, head_dim]."""
+        """Heads [sequences, rows, heads, head_dim], normalized if there is a norm, rotated by angles [sequences, rows,
+        head_dim].
+        """
         x = (self.norm(x, norm) if norm is not None else x).float()
         cos, sin = rope[:, :, None].chunk(2, dim=-1)
         left, right = x.chunk(2, dim=-1)
@@ -108,7 +110,8 @@ class Functions:
         k_norm: Tensor | None,
         rope: Tensor,
     ) -> Tensor:
-        """[sequences * rows, num_q * head_dim], once keys and values [sequences, num_kv, max_len, head_dim] hold the rows'.
+        """[sequences * rows, num_q * head_dim], after the rows' keys and values were written to [sequences, num_kv,
+        max_len, head_dim].
 
         `qkv`: [sequences * rows, ...], of rows at `positions` [sequences, rows].
         """
@@ -135,13 +138,13 @@ class Functions:
 
 
 class Model:
-    """A rank's weights and caches, and the tokens of every sequence: int64 [batch, max_len], the last at `positions`."""
+    """A rank's weights and caches, and the tokens of every sequence: int64 [batch, max_len], the last one at `positions`."""
 
     def __init__(self, weights: Weights, rank: int, batch: int) -> None:
         self.weights, self.functions = weights, Functions(Sizes.of(weights, rank))
         max_len, device = weights.rope.shape[0], weights.embedding.device
         shape = (batch, weights.shard.num_kv, max_len, weights.config.head_dim)
-        # Each a tensor of its own: compiled code would copy what shares memory with what it writes.
+        # A tensor for each, because compiled code would copy inputs that share memory with its outputs.
         self.caches = [
             tuple(torch.zeros(shape, dtype=weights.head.dtype, device=device) for _ in range(2)) for _ in weights.layers
         ]
@@ -158,7 +161,7 @@ class Model:
             self.positions[sequence] = len(prompt)
 
     def last(self, sequence: int, tokens: list[int], exchange: Exchange) -> Tensor:
-        """[1, hidden], normed: what the head is given for the last one of a sequence that begins with `tokens`."""
+        """[1, hidden], normalized: the head's input for the last token of a sequence that begins with `tokens`."""
         functions, weights, device = self.functions, self.weights, self.tokens.device
         x = weights.embedding[torch.tensor(tokens, device=device)]
         positions = torch.arange(len(tokens), device=device)[None]
@@ -172,7 +175,7 @@ class Model:
         return functions.norm(x[-1:], weights.norm)
 
     def logits(self, tokens: list[int], exchange: Exchange) -> Tensor:
-        """float32 [vocabulary]: of what follows `tokens`; uses the place of the first sequence in the caches."""
+        """float32 [vocabulary]: logits of the token after `tokens`. Uses the first sequence's place in the caches."""
         return exchange.join(F.linear(self.last(0, tokens, exchange).float(), self.weights.head.float())[0])
 
 
@@ -181,8 +184,10 @@ Attend = Callable[[Tensor, Layer, tuple[Tensor, ...]], Tensor]
 
 @dataclass
 class Step:
-    """A decode step of all sequences of `model`. Its parts are `Functions`, which a compiler may fuse: where one ends, its
-    result is in memory, or a product would compute what comes before it anew for every row of its matrix.
+    """A decode step of all sequences of `model`.
+
+    Its parts are `Functions`, which a compiler may fuse. Between two parts the result is in memory; otherwise a product
+    might compute its input anew for every row of its matrix.
     """
 
     model: Model

@@ -19,7 +19,10 @@ WARM_UP_STEPS = 8
 
 @dataclass
 class Timed:
-    """Milliseconds a step of every repeat, of `steps` each, and every sequence's new tokens. Ours: on rank 0 alone."""
+    """Milliseconds per step of every repeat, each of `steps` steps, and every sequence's new tokens.
+
+    Ours are on rank 0 only.
+    """
 
     name: str
     times_ms: list[float]
@@ -28,10 +31,10 @@ class Timed:
 
 
 def time_ours(work: Work, backend: str) -> Timed:
-    """Collective. Errors are those of `LLM`, on every rank alike."""
+    """Collective. Raises the errors of `LLM`, the same on every rank."""
     with serving(work, backend) as llm:
         timed = time_steps(llm, work)
-    del llm  # its memory is to be the peers'
+    del llm  # the peers need its memory
     gc.collect()
     if backend == "cuda":
         import torch
@@ -42,7 +45,7 @@ def time_ours(work: Work, backend: str) -> Timed:
 
 @contextmanager
 def serving(work: Work, backend: str, trace_iterations: int = 0) -> Iterator[LLM]:
-    """The work's model with random weights, and room for the work. Collective; errors are those of `LLM`."""
+    """The work's model with random weights, and room for the work. Collective; raises the errors of `LLM`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "config.json")
         path.write_text(json.dumps(hf_config(work.config)))
@@ -59,17 +62,20 @@ def serving(work: Work, backend: str, trace_iterations: int = 0) -> Iterator[LLM
 
 
 def time_steps(llm: LLM, work: Work) -> Timed:
-    """A launch a repeat, behind one that warms up. Collective."""
+    """One launch for each repeat, after one that warms up. Collective."""
     _launch(llm, work, WARM_UP_STEPS)
     launches = [_launch(llm, work, work.tokens) for _ in range(work.repeats)]
     return Timed("distmk", [ms for ms, _ in launches], launches[0][1], work.tokens)
 
 
 def _launch(llm: LLM, work: Work, steps: int) -> tuple[float, list[list[int]]]:
-    """Milliseconds a step, once every sequence has `work.context` tokens; and the tokens of all. (nan, []) but on rank 0."""
+    """Milliseconds per step after every sequence has reached `work.context` tokens, and all sequences' tokens.
+
+    On other ranks than 0: (nan, []).
+    """
     params = SamplingParams(max_tokens=work.untimed + 1 + steps, ignore_eos=True)
     tokens: list[list[int]] = [[] for _ in range(work.batch)]
-    last_s: list[float] = []  # when the last sequence's tokens came
+    last_s: list[float] = []  # when the last sequence's tokens arrived
     for output in llm.run(llm.make_requests(work.prompts, params)):
         tokens[output.index].append(output.token_id)
         if output.index == work.batch - 1:

@@ -1,4 +1,4 @@
-"""The peers, one after another on the same weights: what each takes, and whether its tokens are distmk's."""
+"""The peers, one after another with the same weights: the time that each takes, and whether its tokens equal distmk's."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from distmk.bootstrap import Bootstrap
 from distmk.weights.dummy import DummyCheckpoint
 
 Tell = Callable[[str], None]
-EAGER_TOKENS = 32  # steps that eager is timed over: it is slow
+EAGER_TOKENS = 32  # steps that eager is timed over, because it is slow
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many of distmk's tokens the peer's begin with, of how many; where they part, by how much the peer prefers its own."""
+    """How many tokens the peer's and distmk's output share from the beginning, and out of how many. `margin`: at the
+    first difference, by how much the peer's logits prefer its own token.
+    """
 
     same: int
     of: int
@@ -37,7 +39,7 @@ class Agreement:
 
 
 def join(bootstrap: Bootstrap, device: torch.device) -> None:
-    """Make the process group of these ranks, whatever started them. Collective."""
+    """Make the process group of these ranks, whatever has started them. Collective."""
     if bootstrap.world_size == 1:
         return
     lead = bootstrap.rank == 0
@@ -56,14 +58,14 @@ def join(bootstrap: Bootstrap, device: torch.device) -> None:
 
 
 def leave() -> None:
-    """Graphs that hold the group's all-reduces must be gone."""
+    """Leave the process group. Graphs that contain its all-reduces must be gone."""
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class Peers:
-    """This rank's part of the model, with the prompts read. Collective, as every call is."""
+    """This rank's part of the model, with the prompts read. All calls are collective."""
 
     def __init__(
         self, work: Work, bootstrap: Bootstrap, device: torch.device, tell: Tell = print, note: Tell = print
@@ -89,7 +91,7 @@ class Peers:
         self.model.read_prompts(work.prompts, self._plain)
 
     def run(self, names: Sequence[str]) -> Iterator[Timed]:
-        """Every peer of `names`: compiled (with each way to add up), graphed, eager."""
+        """Run every peer of `names`: compiled (with each exchange), graphed, eager."""
         if "compiled" in names:
             self._tell("compiling")
             step = compiled_step(self.model, self._exchanges[0], self._note)
@@ -111,7 +113,7 @@ class Peers:
         return Timed(name, times_ms, new, tokens)
 
     def compare(self, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Agreement:
-        """Of the first sequence; `ours` are rank 0's on every rank. Reads its prompt anew, so nothing can be run behind."""
+        """Compare the first sequence; `ours` must be rank 0's on every rank. Reads its prompt anew, so it must come last."""
         mine, peer = ours[0], theirs[0]
         of = min(len(mine), len(peer))
         same = next((i for i in range(of) if mine[i] != peer[i]), of)

@@ -1,4 +1,4 @@
-"""Reports as bars: a group a report, a bar a side, the floor across each group."""
+"""Reports as bars: a group for each report, a bar for each side, and the floor across each group."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from benchmark.report import Report
 from distmk.errors import UsageError
 
-WIDTH = 0.8  # of a group
+WIDTH = 0.8  # width of a group
 
 
 def load_pyplot() -> Any:
-    """matplotlib's, which draws into files only. UsageError: it is not installed."""
+    """matplotlib's pyplot, which draws only into files. UsageError: it is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -25,7 +25,7 @@ def load_pyplot() -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """And close it. UsageError: it cannot be written."""
+    """Save the figure and close it. UsageError: it cannot be written."""
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
@@ -35,7 +35,7 @@ def save_figure(figure: Any, path: Path) -> None:
 
 
 def draw(reports: Sequence[Report], path: Path) -> None:
-    """Write a PNG; bars are medians, whiskers the fastest and slowest repeat. UsageError: it cannot be."""
+    """Write a PNG. Bars are medians; whiskers are the fastest and the slowest repeat. UsageError: it cannot be written."""
     pyplot = load_pyplot()
     names = list(dict.fromkeys(row.name for report in reports for row in report.rows))
     colors = dict(zip(names, pyplot.get_cmap("tab10").colors * 2, strict=False))

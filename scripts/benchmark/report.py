@@ -1,4 +1,4 @@
-"""What a comparison found: one JSON object, and a table of it."""
+"""The result of a comparison: one JSON object, and a table of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def latency_summary(times: Sequence[float], digits: int) -> dict[str, float]:
 
 @dataclass
 class Row:
-    """One side. `agreement`: of its tokens with distmk's, in words."""
+    """One side of the comparison. `agreement`: of its tokens with distmk's, in words."""
 
     name: str
     times_ms: list[float]
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass
 class Report:
-    """`floor_ms`: what the bytes of a step take at the bandwidth measured; None where that was not measured."""
+    """`floor_ms`: the time that the bytes of a step take at the measured bandwidth; None if that was not measured."""
 
     model: str
     num_layers: int
@@ -61,7 +61,7 @@ class Report:
         return str(self.machine.get("gpu", self.machine.get("cpu", "")))
 
     def save(self, path: Path) -> None:
-        """UsageError: it cannot be written."""
+        """Write the report to a file. UsageError: it cannot be written."""
         rows = [asdict(row) | {"median_ms": row.median_ms} for row in self.rows]
         content = asdict(self) | {"floor_ms": self.floor_ms, "rows": rows}
         try:
@@ -71,7 +71,7 @@ class Report:
 
     @staticmethod
     def load(path: Path) -> Report:
-        """UsageError: not a file that `save` wrote."""
+        """Read a report. UsageError: it is not a file that `save` has written."""
         try:
             content = json.loads(path.read_text())
             content.pop("floor_ms")
@@ -83,7 +83,7 @@ class Report:
             raise UsageError(f"{path} is no report; give a file that `bench.py step --json` wrote") from None
 
     def text(self) -> str:
-        """What people read."""
+        """The report as text."""
         lines = [
             f"{self.model}, {self.num_layers} layers, {self.backend} x {self.num_ranks}, batch {self.batch}, "
             f"{self.tokens} tokens from a context of {self.context}",

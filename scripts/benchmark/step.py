@@ -1,9 +1,9 @@
 """A decode step of distmk and its peers, on the same GPUs, in the same processes, with the same random weights.
 
-The peers are written in torch: `compiled` (torch.compile and Triton, the whole step in one CUDA graph), `graphed` (eager code
-in a CUDA graph), `eager`; with several GPUs, all-reduces are torch's symmetric memory's and NCCL's in turn. `vllm` where it is
-installed. On the host twin there is `eager` alone. The floor is the time that a step's weights, keys and values need at the
-bandwidth that the project's own streaming probe measures in the same run.
+The peers are written in torch: `compiled` (torch.compile and Triton, the whole step in one CUDA graph), `graphed`
+(eager code in a CUDA graph) and `eager`. With several GPUs, all-reduces use torch's symmetric memory and NCCL in turn.
+`vllm` runs if it is installed. On the host twin there is only `eager`. The floor is the time that a step's weights,
+keys and values need at the bandwidth that the project's own streaming probe measures in the same run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         comparison = Comparison(arguments.model, work, backend, bootstrap, arguments.json)
         try:
             comparison.run(_peers(arguments, backend))
-        finally:  # also what was measured before a side failed
+        finally:  # also the results from before a side failed
             if bootstrap.rank == 0 and comparison.report.rows:
                 print(comparison.report.text(), flush=True)
         report = comparison.report
@@ -82,14 +82,14 @@ def _check(arguments: argparse.Namespace, bootstrap: Bootstrap) -> tuple[Work, s
 
 
 def _peers(arguments: argparse.Namespace, backend: str) -> list[str]:
-    """Those that were asked for; if nothing was, all that can run here but vllm."""
+    """The peers that were asked for; if none was, all that can run here except vllm."""
     if arguments.peer:
         return [peer for peer in arguments.peer if peer != "none"]
     return list(PEERS[:3] if backend == "cuda" else ("eager",))
 
 
 class Comparison:
-    """One run of all sides; `report` grows with it, and counts on rank 0, which keeps it in `file`, if any."""
+    """One run of all sides. `report` grows with it; rank 0's counts, and is saved to `file` if there is one."""
 
     def __init__(self, model: str, work: Work, backend: str, bootstrap: Bootstrap, file: Path | None = None) -> None:
         self._work, self._backend, self._bootstrap, self._file = work, backend, bootstrap, file
@@ -111,7 +111,7 @@ class Comparison:
         self.report.machine |= machine.versions("torch", "triton", "nvshmem4py-cu13")
 
     def run(self, peers: list[str]) -> None:
-        """Ours, then the `peers`."""
+        """Run ours, then the `peers`."""
         self._tell("distmk")
         ours = time_ours(self._work, self._backend)
         ours.tokens = json.loads(self._bootstrap.broadcast(json.dumps(ours.tokens).encode()))
@@ -123,17 +123,17 @@ class Comparison:
         self._tell("done")
 
     def _tell(self, text: str) -> None:
-        """What is going on, and since when."""
+        """Print what is going on, and the time so far."""
         if self._bootstrap.rank == 0:
             print(f"bench: {time.perf_counter() - self._began:5.1f} s: {text}", file=sys.stderr, flush=True)
 
     def _add(self, row: Row) -> Row:
-        """Keeps what was measured, whatever becomes of the rest."""
+        """Record a result at once, so that it is kept even if a later side fails."""
         self.report.rows.append(row)
         if self._bootstrap.rank == 0:
             self._tell(f"{row.name}: {row.median_ms:.3f} ms a step")
             if self._file:
-                with contextlib.suppress(UsageError):  # the end of the run says so, on all ranks
+                with contextlib.suppress(UsageError):  # the end of the run reports it, on all ranks
                     self.report.save(self._file)
         return row
 
@@ -156,7 +156,7 @@ class Comparison:
         timed = []
         for each in peers.run(names):
             timed.append((each, self._add(Row(each.name, each.times_ms, each.steps))))
-        for each, row in timed:  # which takes the place of a sequence
+        for each, row in timed:  # the comparison overwrites a sequence
             row.agreement = str(peers.compare(ours.tokens, each.tokens))
         del peers
         leave()
@@ -173,7 +173,7 @@ class Comparison:
 
 
 def _bandwidth(bootstrap: Bootstrap) -> dict[str, float]:
-    """Bytes a second, of the slowest rank, by how many copies were in flight."""
+    """Bytes per second on the slowest rank, by the number of copies in flight."""
     from distmk.backends.cuda.probe import read_bandwidth
 
     def probe() -> dict[str, float]:

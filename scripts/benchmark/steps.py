@@ -1,4 +1,4 @@
-"""Decode steps of the peers' model: eager, compiled, captured in a CUDA graph; and how long one takes."""
+"""Decode steps of the peers' model: eager, compiled, captured in a CUDA graph; and how long a step takes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from benchmark.model import Attend, Model, Step
 from benchmark.weights import Layer
 from benchmark.work import Work
 
-MODE = "max-autotune-no-cudagraphs"  # the whole step is captured in one graph, so compiled parts need none
+MODE = "max-autotune-no-cudagraphs"  # the whole step is captured in one graph, so compiled parts need no graphs
 WARM_STEPS = 2
-TOLERANCE = 2e-2  # of an attention in bfloat16, in proportion to the largest output
+TOLERANCE = 2e-2  # for attention in bfloat16, relative to the largest output
 
 
 def eager_step(model: Model, exchange: Exchange) -> Step:
@@ -36,7 +36,7 @@ def eager_step(model: Model, exchange: Exchange) -> Step:
 
 
 def compiled_step(model: Model, exchange: Exchange, tell: Callable[[str], None]) -> Step:
-    """Every part is compiled once, with weights as arguments, and serves all layers. Attention is Triton's where it fits."""
+    """Every part is compiled once, with weights as arguments, for all layers. Attention uses Triton if its kernels fit."""
     functions = model.functions
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,7 +57,7 @@ def compiled_step(model: Model, exchange: Exchange, tell: Callable[[str], None])
 
 
 def _into(function: Callable[..., Tensor]) -> Callable[..., None]:
-    """`function`, but for where its result goes."""
+    """`function`, with the result written to a given tensor."""
 
     def run(out: Tensor, *arguments: Tensor) -> None:
         out.copy_(function(*arguments))
@@ -75,7 +75,9 @@ def _by(attend: Callable[..., Tensor], model: Model) -> Attend:
 
 
 def _triton_attend(model: Model, tell: Callable[[str], None]) -> Attend | None:
-    """None, once it was told why, where there is no Triton, or its kernels cannot do what `Functions.attend` does."""
+    """Triton's attention. None, after a line with the reason, if there is no Triton or its kernels cannot do what
+    `Functions.attend` does.
+    """
     try:
         from benchmark.flash import FlashAttention
 
@@ -87,13 +89,13 @@ def _triton_attend(model: Model, tell: Callable[[str], None]) -> Attend | None:
 
         _compare(model, run)
         return run
-    except Exception as error:  # of the compiler or the driver: there is another way
+    except Exception as error:  # raised by the compiler or the driver: torch.compile can do it instead
         tell(f"attention is torch.compile's, not Triton's: {type(error).__name__}: {str(error).splitlines()[0]}")
         return None
 
 
 def _compare(model: Model, attend: Attend) -> None:
-    """ValueError unless `attend` does with the first layer's caches what the model's own does."""
+    """ValueError unless `attend` gives the same results with the first layer's caches as the model's own attention."""
     sizes, layer = model.functions.sizes, model.weights.layers[0]
     width = (sizes.num_q + 2 * sizes.num_kv) * sizes.head_dim
     qkv = torch.randn(len(model.positions), width, device=model.positions.device).to(layer.qkv.dtype)
@@ -120,7 +122,7 @@ def compile_parts(step: Step) -> None:
 
 
 def capture(step: Step) -> Callable[[], None]:
-    """The step as one CUDA graph; replaying it is all that the host does."""
+    """The step as one CUDA graph. The host only replays it."""
     state = State(step.model)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -130,7 +132,7 @@ def capture(step: Step) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(side)
     state.restore()
     graph = torch.cuda.CUDAGraph()
-    # Threads of the process group look at events meanwhile.
+    # Threads of the process group may query events during the capture.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         step()
     torch.cuda.synchronize()
@@ -138,7 +140,7 @@ def capture(step: Step) -> Callable[[], None]:
 
 
 class State:
-    """Where all sequences stand, to go back to; what later steps wrote into the caches is written again."""
+    """The positions of all sequences, to return to. Later steps write the same cache entries again."""
 
     def __init__(self, model: Model) -> None:
         self._model, self._tokens, self._positions = model, model.tokens.clone(), model.positions.clone()
@@ -149,9 +151,10 @@ class State:
 
 
 def time_steps(run: Callable[[], None], model: Model, work: Work, tokens: int) -> tuple[list[float], list[list[int]]]:
-    """Milliseconds a step of each repeat, over `tokens` steps from `work.context` on; and every sequence's new tokens.
+    """Milliseconds per step of each repeat, over `tokens` steps beginning at `work.context`; and every sequence's new
+    tokens.
 
-    The model stands behind its prompts, and does so again afterwards.
+    Before and after the call, every sequence ends with its prompt and first token.
     """
     device = model.tokens.device
     behind_prompts = State(model)

@@ -1,4 +1,4 @@
-"""vLLM as a peer, where it is installed: in these same processes, with random weights of its own."""
+"""vLLM as a peer, if it is installed: in the same processes, with its own random weights."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from benchmark.work import Work, hf_config
 from distmk.bootstrap import Bootstrap
 
 SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine in this process
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # which would use NVLink multicast
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine runs in this process
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # it would use NVLink multicast
     "VLLM_USE_NCCL_SYMM_MEM": "0",
-    "TORCHELASTIC_USE_AGENT_STORE": "False",  # torchrun's store is at another port than the one that is given here
+    "TORCHELASTIC_USE_AGENT_STORE": "False",  # torchrun's store has another port than the one given here
 }
 
 
 def why_not() -> str | None:
-    """What keeps vLLM from running here, if anything."""
+    """Why vLLM cannot run here; None if it can."""
     return None if importlib.util.find_spec("vllm") else "vllm is not installed, so it is left out"
 
 
 def time_vllm(work: Work, bootstrap: Bootstrap) -> Timed:
-    """A token's share of what `work.tokens` more tokens take than one. Collective; of one host."""
+    """Time per token, from the difference between `work.tokens` + 1 tokens and one. Collective, on one host."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(bootstrap.broadcast(str(free.getsockname()[1]).encode()))
     os.environ |= SETTINGS | {
@@ -64,6 +64,6 @@ def time_vllm(work: Work, bootstrap: Bootstrap) -> Timed:
             llm.generate(prompts, params, use_tqdm=False)
             return time.perf_counter() - began
 
-        seconds(work.tokens + 1)  # warms up
+        seconds(work.tokens + 1)  # warm up
         times_ms = [1e3 * (seconds(work.tokens + 1) - seconds(1)) / work.tokens for _ in range(work.repeats)]
     return Timed("vllm", times_ms, [], work.tokens)

@@ -1,4 +1,4 @@
-"""A rank's part of a model's weights as plain torch tensors: the values that distmk fills its own memory with."""
+"""A rank's part of a model's weights as plain torch tensors, with the values that distmk fills its own memory with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distmk.weights.rows import open_rows
 
 @dataclass
 class Layer:
-    """Matrices are [outputs, inputs]; `qkv` holds three below one another. Norms of heads are None in a Llama."""
+    """Matrices are [outputs, inputs]; `qkv` has three matrices, one below the other. Norms of heads are None in a Llama."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -34,7 +34,7 @@ class Layer:
 
 @dataclass
 class Weights:
-    """One rank's; the embedding is whole. `rope`: float32 [positions, head_dim], cosines and sines."""
+    """One rank's weights; the embedding is whole. `rope`: float32 [positions, head_dim], cosines and sines."""
 
     config: ModelConfig
     shard: Shard
@@ -53,7 +53,10 @@ class Reader:
         self._rows = open_rows(checkpoint, device.type)
 
     def matrix(self, parts: Sequence[RowRange], cols: slice) -> Tensor:
-        """Columns `cols` of the rows of `parts`, below one another; a piece at a time, as making one takes memory."""
+        """Columns `cols` of the rows of `parts`, one below the other.
+
+        Read in pieces, because each read needs additional memory.
+        """
         num_cols = cols.stop - cols.start
         out = torch.empty(sum(end - begin for _, begin, end in parts), num_cols, dtype=self._dtype, device=self._device)
         step, at = max(1, self._rows.piece_bytes // (2 * num_cols)), 0
@@ -73,7 +76,7 @@ class Reader:
 def read_weights(
     checkpoint: Checkpoint, num_ranks: int, rank: int, max_len: int, device: torch.device, dtype: torch.dtype
 ) -> Weights:
-    """This rank's part, for sequences of up to `max_len` positions. UsageError for what the peers cannot compute."""
+    """This rank's part, for sequences of up to `max_len` positions. UsageError: the peers cannot compute the model."""
     config = checkpoint.config
     check_peers_can(config, num_ranks)
     shard = shard_model(config, num_ranks)[rank]

@@ -1,4 +1,4 @@
-"""What a decode step is measured on: a model's shape, how many sequences, how long, and the bytes that a step must read."""
+"""The measured work: a model's shape, the number and length of sequences, and the bytes that a step must read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ WEIGHT_BYTES = 2  # bfloat16, as in the KV cache
 
 @dataclass(frozen=True)
 class Work:
-    """`tokens` decode steps of `batch` sequences that hold `context` tokens each when the first one begins.
+    """`tokens` decode steps of `batch` sequences. Each sequence has `context` tokens when the first step begins.
 
-    One sequence is a prompt of that length. Several would leave their prompts one after another, so they have prompts of
-    one token and decode up to `context` in step.
+    One sequence has a prompt of that length. Several prompts would end one after another, so several sequences have
+    prompts of one token and decode up to `context` in step.
     """
 
     config: ModelConfig
@@ -34,26 +34,28 @@ class Work:
 
     @property
     def prompts(self) -> list[list[int]]:
-        """Token ids, the same everywhere."""
+        """Token ids, the same on all ranks."""
         num_ids = min(1000, self.config.vocab_size)
         length = self.context if self.batch == 1 else 1
         return [[(7 * i + 3 + sequence) % num_ids for i in range(length)] for sequence in range(self.batch)]
 
     @property
     def untimed(self) -> int:
-        """Decode steps from the end of the prompts to `context`."""
+        """Decode steps from the end of the prompts up to `context`."""
         return self.context - len(self.prompts[0])
 
     @property
     def max_len(self) -> int:
-        """Positions that a sequence needs: its tokens, and one step more that is not timed."""
+        """Positions that a sequence needs: its tokens, and one more step that is not timed."""
         return self.context + self.tokens + 2
 
     def step_bytes(self, shard: Shard) -> int:
-        """Bytes that a rank with this shard reads in a step at least: its weights, and half-way its keys and values."""
+        """The least bytes that a rank with this shard reads in a step: its weights, and keys and values at half of the
+        timed tokens.
+        """
         config = self.config
         hidden, head = config.hidden_size, config.head_dim
-        heads = 2 * shard.num_q + 2 * shard.num_kv  # of q, k, v and o
+        heads = 2 * shard.num_q + 2 * shard.num_kv  # heads of q, k, v and o
         mlp = 3 * (shard.mlp[1] - shard.mlp[0])
         norms = 2 * hidden + (2 * head if config.qk_norm else 0)
         layer = hidden * (heads * head + mlp) + norms
@@ -63,7 +65,7 @@ class Work:
 
 
 def add_work_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `work_of` reads, and --backend."""
+    """Add the arguments that `work_of` reads, and --backend."""
     parser.add_argument("model", help="a preset such as qwen3-8b, or a config.json")
     parser.add_argument("--layers", type=int, metavar="N", help="as many layers instead of the model's own")
     parser.add_argument("--as-of", type=int, default=1, metavar="N", help="time what each of N ranks has of the model")
@@ -75,7 +77,7 @@ def add_work_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def work_of(arguments: argparse.Namespace) -> Work:
-    """The work that was asked for. UsageError (ModelError) where it cannot be done."""
+    """The work that the arguments describe. UsageError (ModelError): it is not possible."""
     for name in ("batch", "context", "tokens", "repeats", "as_of"):
         if getattr(arguments, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be at least 1")
@@ -89,7 +91,7 @@ def work_of(arguments: argparse.Namespace) -> Work:
 
 
 def read_config(model: str, num_layers: int | None) -> ModelConfig:
-    """Of a preset, a config.json or a model's folder, with `num_layers`. UsageError (ModelError): there is none."""
+    """The config of a preset, a config.json or a model's folder, with `num_layers`. UsageError (ModelError): there is none."""
     checkpoint = open_checkpoint(model, "dummy")
     checkpoint.close()
     config = checkpoint.config
@@ -101,7 +103,7 @@ def read_config(model: str, num_layers: int | None) -> ModelConfig:
 
 
 def part_of(config: ModelConfig, num_ranks: int) -> ModelConfig:
-    """A model that is as large as what each of `num_ranks` has of this one. UsageError where they have not all as much."""
+    """A model of the size that each of `num_ranks` ranks has of this one. UsageError: the ranks do not have equal parts."""
     names = ("num_heads", "num_kv_heads", "intermediate_size", "vocab_size")
     if odd := [name for name in names if getattr(config, name) % num_ranks]:
         raise UsageError(f"--as-of {num_ranks} does not divide the model's {odd[0]}, {getattr(config, odd[0])}")
@@ -109,7 +111,7 @@ def part_of(config: ModelConfig, num_ranks: int) -> ModelConfig:
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
-    """What a Hugging Face config.json says of this model. UsageError where it has no words for it."""
+    """A Hugging Face config.json for this model. UsageError: the format cannot express it."""
     if config.rope_freq_factors is not None:
         raise UsageError(
             "a config.json cannot hold the rotary factors of this GGUF file; give a config.json or a preset"

@@ -33,7 +33,7 @@ ABORT_BYTES = 8  # the abort flag at the start of the heap (abi.Control)
 
 
 class CudaBackend:
-    """Implements `base.Backend`. Collective; UsageError or BuildError on every rank if it cannot be made."""
+    """Implements `base.Backend`. Collective; UsageError or BuildError on every rank if it cannot be constructed."""
 
     name = "cuda"
     device = "cuda"
@@ -49,14 +49,14 @@ class CudaBackend:
         agree(bootstrap, require_packages)
         self._device = agree(bootstrap, self._open_device)
         self._module = agree(bootstrap, self._load_module)
-        self._liveness = SharedHeap(bootstrap, 4096)  # each rank holds a lock on its own for as long as it lives
+        self._liveness = SharedHeap(bootstrap, 4096)  # each rank holds a lock on its own segment as long as it lives
         self._heap = SymmetricHeap(bootstrap, self._device, self._module, program.header.heap_bytes)
         self._closed = False
         self._launch: CudaLaunch | None = None
         try:
             self._context = agree(bootstrap, lambda: self._allocate(scheduler_threads))
         except DistmkError:
-            self.close()  # raised on every rank alike
+            self.close()  # every rank raises
             raise
 
     def _open_device(self) -> Any:
@@ -99,7 +99,7 @@ class CudaBackend:
         bases = torch.tensor(self._heap.bases, dtype=torch.int64).cuda()
         faults_seen = torch.zeros(1, dtype=torch.int64, device="cuda")
         stream, self._side_stream = device.create_stream(), torch.cuda.Stream()
-        # Pinned now: allocating while a kernel runs could wait for its end.
+        # Pinned now, because allocating while a kernel runs could wait for the end of the kernel.
         self._flag = torch.zeros(1, dtype=torch.int64).pin_memory()
         grid = header.num_workers + int(scheduler_threads)
         kernel = fit_kernel(self._module, device, grid, num_sms_of(self._bootstrap.local_rank))
@@ -126,12 +126,12 @@ class CudaBackend:
 
     def view(self, placed: Placed, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         copy: npt.NDArray[Any] = self._bytes_of(placed).cpu().numpy().view(dtype)
-        copy.flags.writeable = False  # what is written to a copy would be lost
+        copy.flags.writeable = False  # a write to a copy would be lost
         return copy.reshape(placed.rows, -1)
 
     def tensor(self, placed: Placed, dtype: str) -> Any:
         shared = typed(self._bytes_of(placed), placed, dtype)
-        if placed.space is Space.HEAP:  # the arena is torch's memory, which lives as long as any tensor in it
+        if placed.space is Space.HEAP:  # local memory is torch's, which lives as long as any tensor in it
             self._heap.lend(shared)
         return shared
 
@@ -153,7 +153,7 @@ class CudaBackend:
         torch.cuda.synchronize()
 
     def _use_device(self) -> None:
-        """Make the GPU that of the calling thread: launches may come from any."""
+        """Set the calling thread's GPU: any thread may launch."""
         import torch
 
         torch.cuda.set_device(self._device.device_id)
@@ -161,21 +161,21 @@ class CudaBackend:
 
     def start(self, spec: LaunchSpec) -> CudaLaunch:
         self._use_device()
-        # Kept before it starts, since the kernel uses its memory whatever happens to the caller.
+        # Stored before it starts, since the kernel uses its memory even if an exception reaches the caller.
         self._launch = CudaLaunch(self._context, self, LaunchBlock.of(spec, self.program, self._others))
         self._launch.start()
         return self._launch
 
     def join_all(self) -> None:
-        with contextlib.suppress(Exception):  # of a GPU that has failed, whose kernel is over
+        with contextlib.suppress(Exception):  # the GPU may have failed; then the kernel is over
             self._context.stream.sync()
 
     def abort(self, reason: Abort) -> None:
-        """Set the flag of this rank's kernel, which passes it on to the others."""
+        """Set the flag of this rank's kernel, which tells the other ranks."""
         import torch
 
         self._flag[0] = int(reason)
-        # Fails on a GPU that has failed, whose kernel is over; join() says why.
+        # This raises if the GPU has failed. The kernel is then over, and join() reports the reason.
         with contextlib.suppress(RuntimeError), torch.cuda.stream(self._side_stream):
             self._heap.tensor[:ABORT_BYTES].copy_(self._flag.view(torch.uint8), non_blocking=True)
             self._side_stream.synchronize()
@@ -184,7 +184,10 @@ class CudaBackend:
         return Abort(int.from_bytes(self._heap.tensor[:ABORT_BYTES].cpu().numpy().tobytes(), "little"))
 
     def read_global(self, name: str, num_bytes: int) -> bytes:
-        """A global variable of the kernel. BuildError: the kernel was compiled without it, or it cannot be read."""
+        """The contents of a global variable of the kernel.
+
+        BuildError: the kernel was compiled without it, or it cannot be read.
+        """
         from cuda.bindings import driver
 
         try:
@@ -204,7 +207,10 @@ class CudaBackend:
         return self._liveness.lost_ranks()
 
     def close(self) -> None:
-        """Leave NVSHMEM together with the other ranks; on its own if one of them is gone, for which NVSHMEM would wait."""
+        """Leave NVSHMEM together with the other ranks.
+
+        If one of them is gone, leave alone, because NVSHMEM would wait for it.
+        """
         if self._closed:
             return
         self._closed = True
@@ -215,14 +221,14 @@ class CudaBackend:
         self._liveness.close()
 
     def _leaves_together(self) -> bool:
-        """Wait until all ranks close: those of this host by its memory, those of other hosts over the bootstrap."""
+        """Whether all ranks close; waits for ranks of this host through shared memory, and for others over the bootstrap."""
         timeout_s = self._bootstrap.timeout_s
         together = self._liveness.leave_together(timeout_s)
         return self._bootstrap.meet("heap", timeout_s) and together if self._liveness.far_ranks else together
 
 
 def _zero(tensor: Any, num_bytes: int) -> None:
-    """Zero the first `num_bytes` by a memset: a tensor's zero_() would launch a kernel of its own."""
+    """Zero the first `num_bytes` by a memset. A tensor's zero_() would launch another kernel."""
     from cuda.bindings import driver
 
     checked(driver.cuMemsetD8(tensor.data_ptr(), 0, num_bytes))

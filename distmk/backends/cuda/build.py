@@ -29,7 +29,7 @@ KERNEL = "distmk_megakernel"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A compilation target: the GPUs of one compute capability. Others of the same generation have less shared memory."""
+    """A compilation target: the GPUs of one compute capability. Other GPUs of the same generation have less shared memory."""
 
     name: str
     capability: tuple[int, int]
@@ -49,17 +49,17 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler said of a kernel; saved beside it as JSON."""
+    """The compiler's report on a kernel; saved beside it as JSON."""
 
     architecture: str
     source: str  # `source_key` of its sources and flags
     nvcc: str
     nvshmem: str
-    registers: int  # of a thread
-    spill_bytes: int  # of a thread, stored to local memory
+    registers: int  # registers of a thread
+    spill_bytes: int  # bytes that a thread stores to local memory
     shared_bytes: int  # static shared memory of a block; dynamic shared memory is set at launch
     compile_s: float
-    serialized_functions: int = 0  # those in which products on tensor cores wait for each other
+    serialized_functions: int = 0  # functions in which tensor-core products wait for each other
 
     @staticmethod
     def of(cubin: Path) -> Report | None:
@@ -71,7 +71,7 @@ class Report:
 
 
 def architecture_of(capability: tuple[int, int]) -> str:
-    """Name of the architecture to compile for. UsageError: the kernel does not run on GPUs of this compute capability."""
+    """The name of the architecture to compile for. UsageError: the kernel does not run on GPUs of this compute capability."""
     for each in ARCHITECTURES.values():
         if each.capability == tuple(capability):
             return each.name
@@ -83,11 +83,12 @@ def architecture_of(capability: tuple[int, int]) -> str:
 
 
 def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
-    """Path of the kernel for `architecture` with these registered task types: from DISTMK_CUBIN_DIR, else the cache, else
-    compiled into it.
+    """The path of the kernel for `architecture` with these registered task types.
 
-    Without a toolchain, a kernel in the cache that other tools made of the same sources will do. BuildError: unsupported
-    architecture, nvcc or NVSHMEM missing where they are needed, or sources that do not compile.
+    The kernel is taken from DISTMK_CUBIN_DIR, else from the cache, else compiled into the cache. Without a toolchain, a
+    cached kernel that other tools made from the same sources is good enough.
+
+    BuildError: the architecture is not supported, nvcc or NVSHMEM is needed and missing, or the sources do not compile.
     """
     if architecture not in ARCHITECTURES:
         raise BuildError(f"architecture {architecture} is not supported; choose one of {', '.join(ARCHITECTURES)}")
@@ -119,9 +120,9 @@ def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
 def find_cubin(
     architecture: str, folder: Path, refused: list[str] | None = None, own: OwnSources | None = None
 ) -> Path | None:
-    """The newest kernel in `folder` made of these sources for `architecture`, with any tools.
+    """The newest kernel in `folder` made from these sources for `architecture`, with any tools.
 
-    `refused` gets what is wrong with the folder and with kernels that may not be loaded (`cache_files`).
+    `refused` collects what is wrong with the folder, and with kernels that may not be loaded (`cache_files`).
     """
     refused = [] if refused is None else refused
     if fault := folder_fault(folder):
@@ -162,7 +163,7 @@ def copy_cubin(cubin: Path, folder: Path) -> Path:
 
 
 def source_key(architecture: str, own: OwnSources | None = None) -> str:
-    """Hash of all sources and flags, without the tools."""
+    """A hash of all sources and flags. The tools are not part of it."""
     ingredients = [architecture, *FLAGS, *env.nvcc_flags(), translation_unit(own), *(own.key if own else ())]
     return content_key(ingredients, kernel_sources())
 
@@ -170,8 +171,9 @@ def source_key(architecture: str, own: OwnSources | None = None) -> str:
 def compile_command(
     toolchain: Toolchain, architecture: str, source: Path, virtual: str | None = None, includes: Sequence[Path] = ()
 ) -> list[str | Path]:
-    """What compiles `source`, without the name of its output. `virtual`: see `compile_cubin`. `includes`: folders of generated
-    headers, before those of csrc.
+    """The command that compiles `source`, without the name of its output.
+
+    `virtual`: see `compile_cubin`. `includes`: folders of generated headers, searched before csrc.
     """
     code = f"arch={virtual or architecture.replace('sm_', 'compute_')},code={architecture}"
     folders = [f"-I{folder}" for folder in (*includes, csrc_dir(), toolchain.nvshmem / "include")]
@@ -181,10 +183,10 @@ def compile_command(
 def compile_cubin(
     toolchain: Toolchain, architecture: str, folder: Path, virtual: str | None = None, own: OwnSources | None = None
 ) -> Path:
-    """Compile and link in `folder`; returns the path of the kernel, with its report beside it.
+    """Compile and link in `folder`. Returns the path of the kernel, which has its report beside it.
 
-    `virtual` (such as compute_80): the architecture that the sources see, by default that of `architecture`. The code for an
-    older GPU can so be tested on a newer one.
+    `virtual` (such as compute_80): the architecture that the sources see, by default that of `architecture`. This makes
+    it possible to test the code for an older GPU on a newer one.
     """
     began = time.perf_counter()
     source, obj, cubin = folder / "distmk.cu", folder / "distmk.o.cubin", folder / "distmk.cubin"

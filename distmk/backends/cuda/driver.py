@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver through cuda-python, whose functions return a status in front of their results."""
+"""Calls of the CUDA driver through cuda-python, whose functions return a status before their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def checked(result: tuple[Any, ...]) -> Any:
 
 
 def allow_shared_memory(kernel: Any, num_bytes: int, device_id: int) -> None:
-    """Let `kernel` (of cuda.core) be launched with `num_bytes` of dynamic shared memory a block. DriverError: too much."""
+    """Allow launches of `kernel` (of cuda.core) with `num_bytes` of dynamic shared memory per block. DriverError: too much."""
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -1,4 +1,4 @@
-"""The GPU of each rank, and the number of its SMs that the rank may use where several ranks share a GPU."""
+"""The GPU of each rank, and the number of SMs that the rank may use if several ranks share a GPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from distmk.bootstrap.base import name_ranks
 from distmk.bootstrap.messages import gather_json
 from distmk.errors import UsageError
 
-OTHER_BYTES = 1 << 30  # of a GPU's memory: contexts, the program, tokens
+OTHER_BYTES = 1 << 30  # GPU memory for contexts, the program, tokens
 
 
 def gpu_of(local_rank: int) -> int:
-    """The GPU of a local rank. UsageError: there is none for it."""
+    """The GPU of a local rank. UsageError: there is no GPU for it."""
     import torch
 
     count, most = torch.cuda.device_count(), env.ranks_per_gpu()
@@ -37,10 +37,10 @@ def has_job_iterations(local_rank: int) -> bool:
 
 
 def num_sms_of(local_rank: int) -> int:
-    """SMs that a local rank may occupy during a launch. UsageError: it has no GPU.
+    """The number of SMs that a local rank may occupy during a launch. UsageError: it has no GPU.
 
-    Ranks that share a GPU run side by side under MPS, and must all fit; without MPS they run in time slices of milliseconds,
-    each with all SMs.
+    Ranks that share a GPU run side by side under MPS, and must all fit. Without MPS they run in time slices of
+    milliseconds, each with all SMs.
     """
     import torch
 
@@ -57,7 +57,7 @@ def num_sharing(local_size: int) -> int:
 
 
 def check_residence(bootstrap: Bootstrap) -> None:
-    """UsageError on every rank if a launch must not stay on the GPUs while it is idle. Collective."""
+    """UsageError on every rank if an idle launch must not stay on the GPUs. Collective."""
 
     def mine() -> list[str | bool]:
         gpu = gpu_of(bootstrap.local_rank)
@@ -68,9 +68,11 @@ def check_residence(bootstrap: Bootstrap) -> None:
 
 
 def check_sharing(uuids: Sequence[str], mps: bool) -> None:
-    """UsageError if ranks, of which `uuids` names the GPUs, share one in time slices. `mps`: they run side by side.
+    """UsageError if ranks share a GPU in time slices.
 
-    A launch that waits for requests would use its slices like one that computes, and take them from the others.
+    `uuids`: each rank's GPU. `mps`: ranks that share a GPU run side by side.
+
+    A launch that waits for requests would use its time slices like one that computes, and take them from the others.
     """
     shared = [uuid for uuid in uuids if uuids.count(uuid) > 1]
     if shared and not mps:
@@ -82,14 +84,14 @@ def check_sharing(uuids: Sequence[str], mps: bool) -> None:
 
 
 def uuid_of(gpu: int) -> str:
-    """What tells a GPU from all others, under whatever number a process sees it."""
+    """An identifier of a GPU that is the same under whatever number a process sees it."""
     import torch
 
     return str(torch.cuda.get_device_properties(gpu).uuid)
 
 
 def memory_budget(local_rank: int, local_size: int, utilization: float) -> int:
-    """Bytes of its GPU's memory that a local rank may use for weights, buffers and KV cache, before it has taken any."""
+    """Bytes of GPU memory that a local rank may use for weights, buffers and KV cache, before any allocation."""
     import torch
 
     free, total = torch.cuda.mem_get_info(gpu_of(local_rank))

@@ -1,4 +1,4 @@
-"""The megakernel, loaded for a GPU and fitted to it."""
+"""The megakernel, loaded for a GPU, and its launch configuration there."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Kernel:
 
 
 def load_module(device: Any, own_types: Sequence[str]) -> Any:
-    """The object code of the kernel for `device` (of cuda.core) with these registered task types, compiled if need be.
-    BuildError: it cannot be.
+    """The object code of the kernel for `device` (of cuda.core) with these registered task types, compiled if necessary.
+
+    BuildError: there is no such kernel, and it cannot be compiled.
     """
     from cuda.core import ObjectCode
 
@@ -31,11 +32,12 @@ def load_module(device: Any, own_types: Sequence[str]) -> Any:
 
 
 def fit_kernel(module: Any, device: Any, grid: int, num_sms: int) -> Kernel:
-    """The kernel of `module` with `grid` blocks. UsageError: they cannot all be resident at once on `num_sms` SMs, which the
-    protocol relies on.
+    """The kernel of `module` with `grid` blocks.
 
-    A cooperative launch keeps them resident. Without one, other work may get the GPU between the kernels of two iterations;
-    blocks that find no room then wait for the others, which leave at the deadline.
+    UsageError: `num_sms` SMs cannot keep them all resident, as the protocol requires.
+
+    A cooperative launch keeps them resident. Without one, other work may get the GPU between the kernels of two
+    iterations. Blocks that find no room then wait for the others, which leave at the deadline.
     """
     from cuda.bindings import driver
 

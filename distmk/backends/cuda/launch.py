@@ -1,4 +1,4 @@
-"""A launch of the kernel on a GPU: one for all iterations, or several in a row where blocks cannot be kept resident."""
+"""A launch of the kernel on a GPU: one kernel for all iterations, or several in a row if blocks cannot be kept resident."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from distmk.backends.cuda.kernel import Kernel
 from distmk.backends.launch_block import BIAS, LOGPROBS, PAGE, TOKEN, LaunchBlock, RunnerRecords
 
 POLL_S = 0.0002
-MAX_POLL_S = 0.005  # where no tokens come
-LOSS_S = 2.0  # from a failing GPU to the news that a rank is lost, which made it fail
+MAX_POLL_S = 0.005  # on ranks that get no tokens
+LOSS_S = 2.0  # from the failure of a GPU to the news that its cause is a lost rank
 SPIN_POLLS = 1 << 14  # polls before a waiter backs off
 
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What all launches of a program on a GPU have in common. Tensors are in the GPU's memory."""
+    """The data that all launches of a program on a GPU share. Tensors are in the GPU's memory."""
 
     rank: int
     kernel: Kernel
-    stream: Any  # of cuda.core
-    side_stream: Any  # of torch, for copies beside the kernel
+    stream: Any  # a stream of cuda.core
+    side_stream: Any  # a stream of torch, for copies beside the kernel
     programs: tuple[Any, ...]  # uint8 [program_bytes]; the first one begins
     program_table: Any  # int64 [programs], their addresses
-    heap_bases: Any  # int64 [num_ranks]: address of each rank's heap, 0 where no pointer reaches it
+    heap_bases: Any  # int64 [num_ranks]: address of each rank's heap; 0 if no pointer reaches it
     num_remote_ranks: int  # ranks whose heap no pointer reaches
     local: Any  # uint8 [local_bytes]
     faults_seen: Any  # int64 [1]
     worker_owners: Any  # int64 [grid]
     scheduler_threads: bool
-    launch_iterations: int  # iterations of a kernel; 0: all
-    launch_numbers: Iterator[int]  # a number for each kernel, from 1 on
+    launch_iterations: int  # iterations of one kernel; 0: all
+    launch_numbers: Iterator[int]  # a number for each kernel, beginning at 1
 
     def fill(self, params: LaunchParams) -> None:
-        """Point `params` at the context."""
+        """Make `params` point at the context."""
         params.program, params.heap_bases = self.programs[0].data_ptr(), self.heap_bases.data_ptr()
         params.programs = self.program_table.data_ptr()
         params.local_base, params.faults_seen = self.local.data_ptr(), self.faults_seen.data_ptr()
@@ -53,7 +53,7 @@ class LaunchContext:
 
 
 class JobState(Protocol):
-    """What a launch asks its backend while it runs."""
+    """The questions that a running launch asks its backend."""
 
     def abort_reason(self) -> Abort: ...
 
@@ -63,16 +63,17 @@ class JobState(Protocol):
 class CudaLaunch:
     """Implements `base.Launch`.
 
-    A kernel that runs only some iterations is followed by one for the next iterations from within `wait` and `join`: until
-    they are called this rank makes no progress, and after the deadline the others give up.
+    If a kernel runs only some iterations, `wait` and `join` start the kernel for the next ones. Until they are called
+    this rank makes no progress, and after the deadline the other ranks give up.
     """
 
     def __init__(self, context: LaunchContext, job: JobState, block: LaunchBlock) -> None:
         self.block, self._context, self._job = block, context, job
-        # The kernel reads and writes these in host memory, the next ones in its own.
+        # The kernel reads and writes these in host memory, and the tables below in its own memory.
         self._pinned = [_pin(memory) for memory in (block.commands, block.tokens, block.counts, block.records)]
         self._pages, self._logprobs = _pin(block.pages, has_contents=False), _pin(block.logprobs)
-        # Tables of a long context are large. Where requests are added, each brings its own rows (`upload_request`).
+        # Tables of a long context are large. In a launch to which requests are added, each request brings its own rows
+        # (`upload_request`).
         has_prompts = bool(block.spec.prompts)
         large = [_pin(memory, has_prompts) for memory in (block.prompts, block.prefixes)]
         self._table = [_pin(block.requests), *large, _pin(block.biases)]
@@ -84,7 +85,7 @@ class CudaLaunch:
         self._pinned_params = _pin(LaunchParams())
         self._params = LaunchParams.from_address(self._pinned_params.data_ptr())
         self._fill_params()
-        # From here on the host reads what the kernel writes, and writes what it reads.
+        # From here on host and kernel exchange data through the pinned memory.
         block.commands, block.counts, block.records = (
             type(memory).from_address(address)
             for memory, address in (
@@ -140,10 +141,10 @@ class CudaLaunch:
         self._event = context.stream.record()
 
     def _continue(self) -> bool:
-        """After a kernel has ended: start the next one, unless the launch is over."""
+        """After a kernel has ended: start the next one, unless the launch is over. Returns whether it has started one."""
         params = self._params
         if not params.max_iterations or params.iterations_done < params.first_iteration + params.max_iterations:
-            return False  # it ran all iterations, or was given up
+            return False  # it ran all iterations or gave up
         if self._job.abort_reason():
             return False
         params.first_iteration = params.iterations_done
@@ -151,7 +152,7 @@ class CudaLaunch:
         return True
 
     def upload_request(self, entry: int) -> None:
-        """Copy an entry and its prompt to the GPU, beside the kernel, from pinned memory."""
+        """Copy an entry and its prompt from pinned memory to the GPU while the kernel runs."""
         import torch
 
         request = self.block.requests[entry]
@@ -175,8 +176,9 @@ class CudaLaunch:
             time.sleep(self._nap_s())
 
     def _nap_s(self) -> float:
-        """The time between two looks at the kernel. Tokens come to rank 0 alone: others, who wait for the end of the launch or of
-        a piece of it, may look the more rarely the longer it lasts.
+        """The time between two looks at the kernel.
+
+        Only rank 0 gets tokens. Other ranks wait for the end of the launch, and look less often the longer it lasts.
         """
         if self._context.rank == 0 or self._params.max_iterations:
             return POLL_S
@@ -194,7 +196,7 @@ class CudaLaunch:
                 self._context.stream.sync()
                 if not self._continue():
                     return self._job.abort_reason()
-        except Exception:  # of the driver: a peer's memory may have gone with its process
+        except Exception:  # raised by the driver: a peer's memory may have gone with its process
             until = time.monotonic() + LOSS_S
             while not self._job.lost_ranks() and time.monotonic() < until:
                 time.sleep(POLL_S)
@@ -213,14 +215,14 @@ class CudaLaunch:
 
 
 def _bytes_of(memory: Any) -> npt.NDArray[np.uint8]:
-    """uint8 view of an array, or copy of a ctypes object."""
+    """A uint8 view of an array, or a uint8 copy of a ctypes object."""
     if isinstance(memory, np.ndarray):
         return memory.view(np.uint8)
     return np.frombuffer(bytes(memory), np.uint8)
 
 
 def _pin(memory: Any, has_contents: bool = True) -> Any:
-    """A copy in page-locked host memory, as a uint8 tensor; without `has_contents`, only as much memory."""
+    """A copy in page-locked host memory, as a uint8 tensor. Without `has_contents`, uninitialized memory of the same size."""
     import torch
 
     if has_contents:
@@ -229,7 +231,7 @@ def _pin(memory: Any, has_contents: bool = True) -> Any:
 
 
 def _room_for(pinned: Any) -> Any:
-    """As much of the GPU's memory, as a uint8 tensor."""
+    """The same amount of GPU memory as a uint8 tensor, uninitialized."""
     import torch
 
     return torch.empty(len(pinned), dtype=torch.uint8, device="cuda")

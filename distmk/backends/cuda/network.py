@@ -10,7 +10,7 @@ from distmk.errors import UsageError
 
 RDMA_FOLDER = Path("/sys/class/infiniband")
 TRANSPORT_ENV = "NVSHMEM_REMOTE_TRANSPORT"
-DEFAULT_TRANSPORT = "ibrc"  # InfiniBand verbs and RoCE, driven by a thread of the host
+DEFAULT_TRANSPORT = "ibrc"  # InfiniBand verbs and RoCE, driven by a host thread
 # NVSHMEM's own settings that choose the network and the adapter.
 SETTINGS = (
     TRANSPORT_ENV,
@@ -24,7 +24,7 @@ SETTINGS = (
 
 
 def remote_transport() -> str:
-    """The transport that NVSHMEM is asked to use between hosts; `ibgda`: verbs posted by the GPU itself."""
+    """The transport that NVSHMEM is asked to use between hosts; `ibgda`: the GPU posts the verbs itself."""
     transport = os.environ.get(TRANSPORT_ENV, DEFAULT_TRANSPORT)
     by_gpu = os.environ.get("NVSHMEM_IB_ENABLE_IBGDA", "0").lower() in ("1", "true", "yes")
     return "ibgda" if transport == DEFAULT_TRANSPORT and by_gpu else transport

@@ -1,4 +1,4 @@
-"""The symmetric heap on GPUs: NVSHMEM brought up over the ranks' own bootstrap, and every rank's heap by address."""
+"""The symmetric heap on GPUs: NVSHMEM, initialized over the ranks' own bootstrap, and the address of every rank's heap."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from distmk.bootstrap import Bootstrap, agree
 from distmk.bootstrap.messages import malformed
 from distmk.errors import BuildError
 
-SPARE_BYTES = 64 << 20  # of the symmetric heap, for NVSHMEM's own use
-EXIT_S = 10  # time for a process to end after its heap was abandoned
+SPARE_BYTES = 64 << 20  # part of the symmetric heap for NVSHMEM's own use
+EXIT_S = 10  # seconds that a process may take to end after its heap was abandoned
 
 
 class SymmetricHeap:
-    """This rank's heap of `num_bytes`, zeroed. `bases[r]`: where rank r's is mapped here, 0 where no pointer reaches it.
+    """This rank's zeroed heap of `num_bytes`. `bases[r]`: the address here of rank r's heap; 0 if no pointer reaches it.
 
-    Collective. `module`: the loaded object code, whose NVSHMEM state is initialized.
+    Construction is collective. `module`: the loaded object code, whose NVSHMEM state is initialized.
     """
 
     def __init__(self, bootstrap: Bootstrap, device: Any, module: Any, num_bytes: int) -> None:
@@ -37,8 +37,8 @@ class SymmetricHeap:
         # Ranks that share a GPU under MPS divide its SMs by having fewer workers, not by a limit of MPS.
         os.environ["NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "1"
         os.environ["NVSHMEM_SYMMETRIC_SIZE"] = str(num_bytes + SPARE_BYTES)
-        if bootstrap.local_size >= bootstrap.world_size:  # more: other jobs of one rank are there too
-            # NVSHMEM's bootstrap authenticates nobody: on one host it stays off the network.
+        if bootstrap.local_size >= bootstrap.world_size:  # if larger: other jobs of one rank are on this host
+            # NVSHMEM's bootstrap does not authenticate. On one host it need not use the network.
             os.environ.setdefault("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "lo")
         agree(bootstrap, lambda: check_hosts_connected(bootstrap.hostnames))
         self._nvshmem, self._module = nvshmem, None
@@ -53,7 +53,7 @@ class SymmetricHeap:
             nvshmem.init(
                 device=device, uid=uid, rank=bootstrap.rank, nranks=bootstrap.world_size, initializer_method="uid"
             )
-            # NVSHMEM reports a rank that it cannot reach on standard error, and ends the process at the next call.
+            # NVSHMEM reports an unreachable rank on standard error, and ends the process at the next call.
             if nvshmem.init_status() < nvshmem.InitStatus.STATUS_IS_INITIALIZED:
                 raise BuildError(
                     f"NVSHMEM reaches not all ranks ({remote_transport()} between hosts); its own lines above say "
@@ -76,16 +76,18 @@ class SymmetricHeap:
             return 0
         try:
             return int(self._nvshmem.interop.torch.get_peer_tensor(self.tensor, rank).data_ptr())
-        except Exception:  # nvshmem4py has no type of its own for "not reachable by load and store"
+        except Exception:  # nvshmem4py has no exception type for an unreachable peer
             return 0
 
     def lend(self, tensor: Any) -> None:
-        """Note that a caller gets `tensor`, in the heap's memory."""
+        """Note that a caller gets `tensor`, which uses the heap's memory."""
         self._lent = [ref for ref in self._lent if ref() is not None] + [weakref.ref(tensor)]
 
     def _replace_lent(self) -> None:
-        """Give every tensor that a caller still holds memory of its own, with the present contents; no elements, if there is no
-        room. Access to freed memory would make the GPU unusable for the process.
+        """Move every tensor that a caller still holds to its own memory, with the present contents.
+
+        If there is no room for it, the tensor loses its elements. Access to freed memory would make the GPU unusable
+        for the process.
         """
         import torch
 
@@ -95,7 +97,7 @@ class SymmetricHeap:
                 try:
                     tensor.set_(tensor.clone())
                     torch.cuda.synchronize()
-                except RuntimeError:  # no room, or a GPU that has failed
+                except RuntimeError:  # no room, or the GPU has failed
                     tensor.set_()
 
     def close(self) -> None:
@@ -109,10 +111,10 @@ class SymmetricHeap:
         self._module = None
 
     def abandon(self) -> None:
-        """Leave the heap to the end of the process: a rank for which `close` would wait is gone.
+        """Leave the heap until the process ends, because `close` would wait for a rank that is gone.
 
-        The tensor must never be collected, as freeing it is collective; and NVSHMEM's own exit handlers must not keep the
-        process from ending.
+        The tensor must never be collected, because freeing it is collective. NVSHMEM's own exit handlers must not keep
+        the process from ending.
         """
         if self._module is None:
             return

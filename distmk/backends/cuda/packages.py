@@ -1,11 +1,11 @@
-"""Python packages that the cuda backend imports, and settings that it needs of them. Imports none of them itself."""
+"""Python packages that the cuda backend imports, and the settings that it needs from them. This module imports none of them."""
 
 from __future__ import annotations
 
 from distmk.errors import UsageError
 
 CUDA_PACKAGES = {"torch": "torch", "cuda.core": "cuda-python", "nvshmem.core": "nvshmem4py-cu13"}
-"""By module, the package that has it."""
+"""The package that contains each module."""
 
 INSTALL_CUDA = "pip install 'distmk[cuda]'"
 
@@ -14,7 +14,7 @@ MULTICAST_OFF = {"NVSHMEM_DISABLE_NVLS": "1", "NCCL_NVLS_ENABLE": "0", "TORCH_SY
 
 
 def require_packages() -> None:
-    """Import them all; UsageError names the first that cannot be."""
+    """Import all packages. UsageError: names the first package that cannot be imported."""
     for module, package in CUDA_PACKAGES.items():
         try:
             __import__(module)

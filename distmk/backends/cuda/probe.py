@@ -1,4 +1,4 @@
-"""The bandwidth at which a GPU's memory can be read as the kernel's loader reads it: the yardstick of a decode step."""
+"""Measures how fast the kernel's loader could read a GPU's memory: the yardstick of a decode step."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def probe_source() -> Path:
 
 
 def compile_command(nvcc: Path, architecture: str, includes: Sequence[Path] = ()) -> list[str | Path]:
-    """What compiles the probe, without the name of its output. `includes`: folders of headers before csrc."""
+    """The command that compiles the probe, without the name of its output. `includes`: folders searched before csrc."""
     code = f"arch={architecture.replace('sm_', 'compute_')},code={architecture}"
     folders = [f"-I{folder}" for folder in (*includes, csrc_dir())]
     return [nvcc, *FLAGS, *folders, "-gencode", code, "-cubin", probe_source()]
 
 
 def build_probe(architecture: str) -> Path:
-    """Path of the compiled probe, from the cache if it is there. BuildError: no nvcc, or the cache cannot be written."""
+    """The path of the compiled probe, from the cache if it is there. BuildError: no nvcc, or the cache cannot be written."""
     nvcc, version = find_nvcc()
 
     def make(scratch: Path) -> Path:
@@ -52,10 +52,10 @@ def build_probe(architecture: str) -> Path:
 
 
 def read_bandwidth(device_id: int, num_bytes: int = 4 << 30, max_in_flight: int | None = 6, repeats: int = 5) -> float:
-    """Bandwidth in bytes a second of reading `num_bytes` once; the median of `repeats` reads.
+    """The bandwidth, in bytes per second, of reading `num_bytes` once; the median of `repeats` reads.
 
-    `max_in_flight`: copies of 8 KB that an SM has in flight at most (None: all NUM_STAGES of its pipeline). BuildError: the
-    probe cannot be compiled. UsageError: there is no room for `num_bytes`.
+    `max_in_flight`: the most copies of 8 KB that an SM has in flight (None: all NUM_STAGES of its pipeline).
+    BuildError: the probe cannot be compiled. UsageError: there is no room for `num_bytes`.
     """
     import torch
     from cuda.core import Device, LaunchConfig, ObjectCode, launch
@@ -67,9 +67,9 @@ def read_bandwidth(device_id: int, num_bytes: int = 4 << 30, max_in_flight: int 
     kernel = code.get_kernel(KERNEL)
     allow_shared_memory(kernel, NUM_STAGES * STAGE_BYTES, device_id)
     grid = int(device.properties.multiprocessor_count)
-    stages = num_bytes // (grid * STAGE_BYTES) // 4 * 4  # of each SM
+    stages = num_bytes // (grid * STAGE_BYTES) // 4 * 4  # stages that each SM reads
     try:
-        # Not zeros: a GPU draws less power reading them, and may run faster.
+        # Random data, not zeros: a GPU draws less power reading zeros, and may run faster.
         data = torch.empty(grid * stages * STAGE_BYTES, dtype=torch.uint8, device="cuda").random_()
     except torch.OutOfMemoryError:
         raise UsageError(f"the GPU has no {num_bytes / 1e9:.1f} GB free to read; free some of its memory") from None

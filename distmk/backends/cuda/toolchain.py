@@ -23,7 +23,7 @@ ADVICE = "pip install 'distmk[build]'"
 
 @dataclass(frozen=True)
 class Toolchain:
-    """`nvcc` has nvlink beside it; `nvshmem` is the folder of NVSHMEM's headers and device library."""
+    """`nvcc` has nvlink in its folder; `nvshmem` is the folder of NVSHMEM's headers and device library."""
 
     nvcc: Path
     nvcc_version: str  # like 13.0.88
@@ -35,7 +35,7 @@ class Toolchain:
 
     @property
     def nvshmem_version(self) -> str:
-        """Like 3.4.5."""
+        """The version, like 3.4.5."""
         return nvshmem_version(self.nvshmem)
 
     def content(self) -> list[str]:
@@ -54,7 +54,7 @@ def find_toolchain() -> Toolchain:
 
 
 def find_nvcc() -> tuple[Path, str]:
-    """nvcc from CUDA_HOME, else PATH, else the pip packages, and its version. BuildError: none, or too old."""
+    """nvcc from CUDA_HOME, else PATH, else the pip packages, and its version. BuildError: there is none, or it is too old."""
     home, on_path = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
     candidates = [Path(home) / "bin" / "nvcc"] if home else []
     candidates += [Path(on_path)] if on_path else []
@@ -70,7 +70,7 @@ def find_nvcc() -> tuple[Path, str]:
 
 
 def find_nvshmem() -> Path:
-    """NVSHMEM's folder: NVSHMEM_HOME, else the pip package. BuildError: none has a device library."""
+    """NVSHMEM's folder: NVSHMEM_HOME, else the pip package. BuildError: there is no device library in it."""
     given = env.nvshmem_home()
     for root in [given] if given else [packages / "nvshmem" for packages in _nvidia_packages()]:
         if (root / "lib" / "libnvshmem_device.a").exists():
@@ -79,7 +79,10 @@ def find_nvshmem() -> Path:
 
 
 def cuda_home(nvcc: Path) -> Path:
-    """The folder of CUDA that nvcc compiles with; `nvcc` itself may be a script elsewhere. BuildError: nvcc does not say."""
+    """The folder of CUDA that nvcc compiles with; nvcc may be a script in another folder.
+
+    BuildError: nvcc does not name the folder.
+    """
     found = re.search(r"^#\$ TOP=(.+)$", run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull]), re.MULTILINE)
     if found is None:
         raise BuildError(f"{nvcc} --dryrun names no folder of CUDA; set CUDA_HOME to another one")
@@ -87,7 +90,7 @@ def cuda_home(nvcc: Path) -> Path:
 
 
 def nvshmem_version(root: Path) -> str:
-    """Version of the NVSHMEM in `root`, like 3.4.5; `unknown` if its headers do not say."""
+    """The version of the NVSHMEM in `root`, like 3.4.5; `unknown` if its headers do not say."""
     try:
         text = (root / "include" / "non_abi" / "nvshmem_version.h").read_text()
     except OSError:
@@ -97,8 +100,9 @@ def nvshmem_version(root: Path) -> str:
 
 
 def run(command: Sequence[str | Path], scratch: Path | None = None, own_files: Sequence[Path] = ()) -> str:
-    """Run `command`, with its temporary files in `scratch`; returns its output. BuildError: it failed, with the first error
-    of its output (`first_error`).
+    """Run `command` with its temporary files in `scratch`, and return its output.
+
+    BuildError: it failed; the text has the first error of its output (`first_error`).
     """
     environment = compiler_env(scratch) if scratch else None
     try:

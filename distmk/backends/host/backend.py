@@ -32,12 +32,12 @@ from distmk.program.program import RankProgram
 if TYPE_CHECKING:
     import torch
 
-# Polls before a waiter gives its core to others: on a core of its own as many as the usual wait takes (about 0.1 ms), few where
-# other threads share the core.
+# Polls before a waiter yields its core. On a core of its own: as many as the usual wait takes (about 0.1 ms). If other
+# threads share the core: few.
 SPIN_POLLS_OWN_CORE = 1000
 SPIN_POLLS_SHARED_CORE = 16
 
-MAP_NORESERVE = 0x4000  # pages count as used only once they are touched (a name of module mmap from Python 3.13 on)
+MAP_NORESERVE = 0x4000  # pages count as used only after they are touched (module mmap has this name since Python 3.13)
 
 
 def usable_cores() -> int:
@@ -46,11 +46,11 @@ def usable_cores() -> int:
 
 
 class HostBackend:
-    """Implements `base.Backend`. Collective; BuildError or UsageError on every rank if it cannot be made."""
+    """Implements `base.Backend`. Collective; BuildError or UsageError on every rank if it cannot be constructed."""
 
     name = "host"
     device = "cpu"
-    platform: Platform = "host"  # of the bodies
+    platform: Platform = "host"  # platform of the bodies
     load_library: Callable[[Sequence[str]], ctypes.CDLL] = staticmethod(load_runtime)
 
     def __init__(
@@ -73,11 +73,11 @@ class HostBackend:
         self._programs = ProgramTable([self._bytes, *(ctypes.create_string_buffer(each.to_bytes()) for each in others)])
         self._network = self._connect(bootstrap)
         threads = program.header.num_workers + (program.header.num_schedulers if scheduler_threads else 0)
-        receivers = int(self._network.number != 0)  # must not wait for a worker that spins
+        receivers = int(self._network.number != 0)  # the receiver thread must not wait for a worker that spins
         own_cores = bootstrap.local_size * (threads + receivers) <= usable_cores()
         self._spin_polls = SPIN_POLLS_OWN_CORE if own_cores else SPIN_POLLS_SHARED_CORE
         self._scheduler_threads = scheduler_threads
-        self._launches: list[HostLaunch] = []  # whose threads may run: they use this process's memory
+        self._launches: list[HostLaunch] = []  # launches whose threads may run and use this process's memory
 
     def _load(self) -> ctypes.CDLL:
         require_bodies([self.program, *self._others], self.platform, self.name)
@@ -88,14 +88,14 @@ class HostBackend:
         check_room({"weights, KV cache and activations": header.local_bytes}, header.heap_bytes, num_ranks)
 
     def _node_size(self) -> int | None:
-        """Ranks of a virtual node, of which those of other nodes are reached over the network; None: real hosts."""
+        """Ranks of a virtual node, which reach other nodes over the network; None: real hosts."""
         return env.virtual_node_size()
 
     def _connect(self, bootstrap: Bootstrap) -> Network:
         return Network(self._library, bootstrap, self._heap, self._bytes)
 
     def _bytes_of(self, placed: Placed) -> npt.NDArray[np.uint8]:
-        """uint8 [num_bytes]. While the array lives, its memory stays mapped, also after `close`."""
+        """uint8 [num_bytes]. As long as the array lives, its memory stays mapped, even after `close`."""
         memory = self._heap.own if placed.space is Space.HEAP else self._local
         return np.frombuffer(memory, np.uint8, placed.num_bytes, placed.offset)
 
@@ -107,7 +107,7 @@ class HostBackend:
         require_torch()
         import torch
 
-        # Through numpy's array, which keeps the memory mapped; torch.frombuffer's tensor would not.
+        # Through numpy's array, which keeps the memory mapped; a tensor of torch.frombuffer would not.
         return typed(torch.from_numpy(self._bytes_of(placed)), placed, dtype)
 
     def write(self, placed: Placed, offset_bytes: int, array: npt.NDArray[Any]) -> None:
@@ -137,7 +137,7 @@ class HostBackend:
         return HostLaunch(self, block, params)
 
     def _inject_delays(self, fault: Fault) -> None:
-        """Set delays of a launch and their seed."""
+        """Set the delays of a launch and their seed."""
         if delayed := env.delay_puts():
             fault.delay_puts_ns, fault.node_size, fault.seed = delayed[0] * 1000, delayed[1], delayed[2]
 
@@ -167,11 +167,11 @@ class HostBackend:
 
 
 class EmulatedBackend(HostBackend):
-    """The GPU's kernel on the CPU, with a fiber for each of its threads: to test and debug it without a GPU.
+    """The GPU's kernel on the CPU, with a fiber for each of its threads, to test and debug it without a GPU.
 
-    It shows the effects of warps that fall behind, copies that land late and barriers that are never reached; it shows no data
-    races and no memory reordering, as all fibers share one core and switch where they wait. DISTMK_EMULATOR_SEED repeats the
-    timing of a run.
+    It shows the effects of warps that fall behind, copies that land late and barriers that are never reached. It does
+    not show data races and memory reordering, because all fibers share one core and switch only where they wait.
+    DISTMK_EMULATOR_SEED repeats the timing of a run.
     """
 
     name = "emulated"
@@ -189,7 +189,7 @@ class EmulatedBackend(HostBackend):
         super().__init__(program, bootstrap, scheduler_threads, others)
 
     def _node_size(self) -> int | None:
-        return None  # the emulator has a network of its own, which writes to every rank's memory
+        return None  # the emulator has its own network, which writes to every rank's memory
 
     def _connect(self, bootstrap: Bootstrap) -> Network:
         if far := self._heap.far_ranks:
@@ -197,7 +197,7 @@ class EmulatedBackend(HostBackend):
         return super()._connect(bootstrap)
 
     def read_global(self, name: str, num_bytes: int) -> bytes:
-        """A global variable of the kernel."""
+        """The contents of a global variable of the kernel."""
         return (ctypes.c_char * num_bytes).in_dll(self._library, name).raw
 
     def _inject_delays(self, fault: Fault) -> None:
@@ -217,8 +217,8 @@ class ProgramTable:
 class HostLaunch:
     """Implements `base.Launch`.
 
-    Its backend holds it, with the memory that its threads use, until they are joined: an exception between any two steps loses
-    no running thread.
+    Until its threads are joined, the backend keeps the launch and the memory that the threads use. So an exception
+    between any two steps loses no running thread.
     """
 
     def __init__(self, backend: HostBackend, block: LaunchBlock, params: LaunchParams) -> None:
@@ -231,7 +231,7 @@ class HostLaunch:
     def wait(self, timeout_s: float) -> bool:
         if not self._handle:
             return True
-        # Tokens come to rank 0 alone.
+        # Only rank 0 gets tokens.
         counts = None if self._backend.program.header.rank else ctypes.addressof(self.block.counts)
         return bool(self._backend._library.distmk_wait(self._handle, int(timeout_s * 1e6), counts))
 
@@ -259,7 +259,7 @@ def _refuse_far(rank: int, far: int) -> None:
 
 
 def _arena(num_bytes: int) -> mmap.mmap:
-    """Zeroed private memory, backed page by page as it is touched. UsageError: the address space has no room for it."""
+    """Zeroed private memory; pages are allocated when they are touched. UsageError: the address space has no room for it."""
     try:
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     except (OSError, OverflowError) as error:

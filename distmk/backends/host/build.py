@@ -1,4 +1,4 @@
-"""Compile csrc for the host at first use: the host twin, or the emulator, which runs the GPU's kernel on the CPU."""
+"""Compiles csrc for the host at first use: the host twin, or the emulator, which runs the GPU's kernel on the CPU."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from distmk.tasks.own_types import find_types
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-pthread", "-Wall")
 
-# Without -Wall: nvcc warns about the device code, whose pragmas and casts g++ does not know.
+# Without -Wall: device code has pragmas and casts that g++ does not know; nvcc warns about device code.
 EMULATOR_FLAGS = (
     "-std=c++20",
     "-O2",
     "-march=native",
     "-fno-strict-aliasing",
     "-fPIC",
-    "-ftls-model=initial-exec",  # the current fiber, read all the time, would else be a function call away
-    "-fsanitize=alignment",  # as on a GPU, where vector loads and stores must be aligned
+    "-ftls-model=initial-exec",  # otherwise every access to the current fiber would be a function call
+    "-fsanitize=alignment",  # vector loads and stores must be aligned, as on a GPU
     "-fsanitize-undefined-trap-on-error",  # needs no library
     "-pthread",
     "-DDISTMK_EMULATED",
@@ -37,10 +37,10 @@ EMULATOR_FLAGS = (
 
 EMULATED_KERNEL = "kernel.cuh"  # the generated header that the emulator includes
 
-# Of a library with registered types: a body that its file does not define is missed when it is linked, and by its name.
+# For a library with registered types: the linker reports, by name, a body that its file does not define.
 OWN_LINK_FLAGS = ("-shared", "-Wl,-z,defs")
 
-# Sources of the host twin that depend on the table of task types: what these include, or the ABI's hash.
+# Sources of the host twin that depend on the table of task types, because of their includes or the ABI's hash.
 KNOWING_TASK_TYPES = ("interface.cpp", "runtime.cpp", "single_task.cpp")
 
 
@@ -50,7 +50,7 @@ def host_sources() -> list[Path]:
 
 
 def emulator_sources() -> list[Path]:
-    """Sources of the emulator alone."""
+    """Sources that only the emulator has."""
     return sorted((csrc_dir() / "emulator").glob("*.cpp"))
 
 
@@ -66,7 +66,7 @@ def load_runtime(own_types: Sequence[str] = ()) -> ctypes.CDLL:
 
 
 def load_emulator(own_types: Sequence[str] = ()) -> ctypes.CDLL:
-    """Load the emulator, which has the same functions. BuildError as above, and on a processor that is not x86-64."""
+    """Load the emulator, which has the same functions. BuildError: as for `load_runtime`, or the processor is not x86-64."""
     flags = [flag for flag in env.nvcc_flags() if flag.startswith("-D")]
     return _load(build_emulator(flags, own_types=own_types), own_types)
 
@@ -74,7 +74,7 @@ def load_emulator(own_types: Sequence[str] = ()) -> ctypes.CDLL:
 def _load(path: Path, own_types: Sequence[str]) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
-    except OSError as error:  # as on a disk mounted noexec
+    except OSError as error:  # for example on a disk mounted noexec
         raise BuildError(f"cannot load {error}; set DISTMK_CACHE to a folder on another disk") from None
     library.distmk_abi_hash.restype = ctypes.c_uint64
     if library.distmk_abi_hash() != abi_hash(find_types(own_types)):
@@ -88,7 +88,7 @@ def _load(path: Path, own_types: Sequence[str]) -> ctypes.CDLL:
 
 
 def build(extra_flags: Sequence[str] = (), own_types: Sequence[str] = ()) -> Path:
-    """Path of the compiled library.
+    """The path of the compiled library.
 
     `own_types`: the registered types that the library has. BuildError: it does not compile.
     """
@@ -96,7 +96,7 @@ def build(extra_flags: Sequence[str] = (), own_types: Sequence[str] = ()) -> Pat
     own = own_sources(own_types, "host")
     if own is None:
         return build_sources("host", ".so", [*flags, "-shared"], host_sources(), what=what)
-    # What does not depend on the task types is compiled once for all of them.
+    # Sources that do not depend on the task types are compiled once for all libraries.
     common = [path for path in host_sources() if path.name not in KNOWING_TASK_TYPES]
     sources = [*own.bodies, *(path for path in host_sources() if path not in common)]
     objects = [build_sources("host-common", ".o", [*flags, "-r", "-nostdlib"], common, what=what)]
@@ -105,7 +105,7 @@ def build(extra_flags: Sequence[str] = (), own_types: Sequence[str] = ()) -> Pat
 
 
 def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None, own_types: Sequence[str] = ()) -> Path:
-    """As `build`, for the emulator; or the path of the program `tool` (csrc/tools) linked with it."""
+    """The path of the compiled emulator, or of the program `tool` (csrc/tools) linked with it; otherwise as `build`."""
     flags = [*emulator_flags(), *extra_flags]
     headers = [*(csrc_dir() / "device").rglob("*.cuh"), *(csrc_dir() / "emulator").rglob("*.h")]
     sources = [*emulator_sources(), csrc_dir() / "host" / "interface.cpp"]
@@ -130,10 +130,15 @@ def build_sources(
     own: OwnSources | None = None,
     objects: Sequence[Path] = (),
 ) -> Path:
-    """Path of `sources` compiled with `flags` and linked, from the cache if it has them for this processor.
+    """The path of `sources` compiled with `flags` and linked.
 
-    `headers`: files that they include besides csrc's *.h. `generated`: text of generated headers, by the name they are
-    included by. `what`: see `cached`. `own`: of registered task types. `objects`: files of the cache to link with.
+    It is taken from the cache if the cache has it for this processor.
+
+    headers: files that the sources include besides csrc's *.h.
+    generated: text of generated headers, by the name in the include.
+    what: see `cached`.
+    own: registered task types.
+    objects: files of the cache to link with.
     """
     compiler = shutil.which(env.compiler())
     if compiler is None:
@@ -156,7 +161,7 @@ def build_sources(
 
 
 def _version(compiler: str) -> list[str]:
-    """The first line of what the compiler says of itself. BuildError: it cannot be run."""
+    """The first line of the compiler's --version. BuildError: it cannot be run."""
     try:
         done = subprocess.run([compiler, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -165,7 +170,7 @@ def _version(compiler: str) -> list[str]:
 
 
 def _cpu_flags() -> str:
-    """The instruction set that -march=native selects here: another machine that shares the cache may lack parts of it."""
+    """The instruction set that -march=native selects here. Another machine that shares the cache may lack parts of it."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -174,7 +179,10 @@ def _cpu_flags() -> str:
 
 
 def compile_command(compiler: str, flags: Sequence[str], source: Path, generated: Path) -> list[str]:
-    """What compiles `source`, without the name of its output. A header in the folder `generated` stands in for that of csrc."""
+    """The command that compiles `source`, without the name of its output.
+
+    Headers in the folder `generated` come before csrc's.
+    """
     return [compiler, *flags, f"-I{generated}", f"-I{csrc_dir()}", "-c", str(source)]
 
 
@@ -202,8 +210,9 @@ def _compile(
 
 
 def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> tuple[int, str]:
-    """Exit status and output of the first of these commands that fails, else of the last. They run side by side; all end with
-    this call, even if it is interrupted.
+    """Run these commands side by side. Returns exit status and output of the first one that fails, else of the last.
+
+    All commands end with this call, even if it is interrupted.
     """
     running: list[subprocess.Popen[str]] = []
     status, output = 0, ""
@@ -218,7 +227,7 @@ def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) 
     finally:
         for process in running:
             if process.poll() is None:
-                process.terminate()  # the driver of the compiler ends its parts, and removes what they wrote
+                process.terminate()  # the compiler driver ends its parts and removes their files
                 process.wait()
             assert process.stdout
             process.stdout.close()

@@ -1,4 +1,4 @@
-"""The network of the host twin: the way to ranks that share no memory with this one (csrc/host/network.h)."""
+"""The network of the host twin: the connection to ranks that share no memory with this one (csrc/host/network.h)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distmk.bootstrap.base import name_ranks
 from distmk.bootstrap.pairs import connect_pairs
 from distmk.errors import RankLostError
 
-_WAIT_S = 0.1  # for a fence, between looks at Python's signals
+_WAIT_S = 0.1  # wait for a fence; in between, Python handles signals
 _NO_SOCKET = -1
 
 
@@ -30,9 +30,10 @@ class End(enum.IntEnum):
 
 
 class Network:
-    """Connections to all far ranks of `heap`, and the thread that applies what they put. Collective.
+    """Connections to all far ranks of `heap`, and the thread that applies their puts. Collective.
 
-    `number`: for `LaunchParams.network`; 0 if no rank is far. RankLostError, on every rank: a rank could not be connected.
+    `number`: for `LaunchParams.network`; 0 if no rank is far. RankLostError on every rank: a rank could not be
+    connected.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Network:
         self._far = heap.far_ranks
         self.number = 0
         if not self._far:
-            return  # on no rank
+            return  # no rank has far ranks
         sockets = connect_pairs(bootstrap, self._far)
         _declare(library)
         by_rank = (ctypes.c_int * bootstrap.world_size)(*[_NO_SOCKET] * bootstrap.world_size)
@@ -50,7 +51,7 @@ class Network:
             by_rank[rank] = sock.detach()
         own = heap.bases[heap.rank]
         self.number = library.distmk_network_open(own, ctypes.addressof(program), ctypes.addressof(by_rank))
-        # Also of a network that is dropped; until then it writes to the heap.
+        # Also called if the network is dropped; until then it writes to the heap.
         self._leave = weakref.finalize(self, _leave, library, self.number, os.getpid(), (heap, program))
 
     def abort(self, reason: Abort) -> None:
@@ -59,9 +60,11 @@ class Network:
             self._library.distmk_network_abort(self.number, int(reason))
 
     def drain(self) -> None:
-        """Wait until all that the far ranks sent in the last launch has arrived. Collective; no rank may be in a launch.
+        """Wait until everything that the far ranks sent in the last launch has arrived.
 
-        RankLostError: a rank is still there but does not answer within the bootstrap's `timeout_s`.
+        Collective; no rank may be in a launch.
+
+        RankLostError: a rank is still connected but does not answer within the bootstrap's `timeout_s`.
         """
         if not self.number:
             return
@@ -76,19 +79,19 @@ class Network:
                 )
 
     def ends(self) -> dict[int, End]:
-        """Why connections are over, by rank, of those that are."""
+        """For each rank whose connection is over, the reason."""
         ends = {rank: End(self._library.distmk_network_end(self.number, rank)) for rank in self._far if self.number}
         return {rank: end for rank, end in ends.items() if end is not End.NONE}
 
     def close(self) -> None:
-        """Leave the far ranks in order. A forked child has the sockets, but not the thread: it leaves them alone."""
+        """Leave the far ranks in order. A forked child has the sockets but not the thread, so it leaves them alone."""
         if self.number:
             self._leave()
         self.number = 0
 
 
 def _leave(library: ctypes.CDLL, number: int, owner_pid: int, used: object) -> None:
-    """Close network `number`; `used` is what it needs until then."""
+    """Close network `number`. `used` are the objects that it needs until then."""
     if os.getpid() == owner_pid:
         library.distmk_network_close(number)
 

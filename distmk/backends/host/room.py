@@ -1,6 +1,6 @@
-"""The memory that this host has left for its ranks, and the refusal of what does not fit.
+"""The memory that this host has left for its ranks. Ranks that do not fit are refused.
 
-Without it, a rank that takes too much is killed without a word: by the kernel, or by the limit of its cgroup.
+Without this check, a rank that takes too much memory is killed silently, by the kernel or by the limit of its cgroup.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ WEIGHTS = "weights"
 MEMINFO = Path("/proc/meminfo")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
-# Of versions 1 and 2 (docs.kernel.org, admin-guide/cgroup-v1/memory and cgroup-v2): folder, limit and use, in bytes.
+# Folder, limit and use in bytes for cgroups of versions 1 and 2 (docs.kernel.org, admin-guide/cgroup-v1/memory and
+# cgroup-v2).
 _V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
 _V2 = ("", "memory.max", "memory.current")
 
 
 def check_room(private: Mapping[str, int], heap_bytes: int, num_ranks: int) -> None:
-    """UsageError unless this host has room for `num_ranks` ranks that each need so many bytes: private ones, by what they
-    are for, and in the symmetric heap. Allocates nothing.
+    """UsageError unless this host has room for `num_ranks` ranks. Allocates nothing.
+
+    private: bytes of private memory that each rank needs, by use. heap_bytes: each rank's bytes in the symmetric heap.
     """
     parts = {**private, "heap": heap_bytes}
     needed, available = num_ranks * sum(parts.values()), available_memory()
@@ -40,7 +42,9 @@ def check_room(private: Mapping[str, int], heap_bytes: int, num_ranks: int) -> N
 
 
 def available_memory() -> int:
-    """Bytes that processes here may still take without swapping: what the kernel estimates, or what a cgroup has left."""
+    """Bytes that processes here may still take without swapping: the kernel's estimate, or what the tightest cgroup has
+    left.
+    """
     return min([_mem_available(), *_left_in_cgroups()])
 
 
@@ -70,13 +74,13 @@ def _mem_available() -> int:
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """What each limit leaves, of the cgroups around this process."""
+    """For each cgroup around this process that has a limit, the memory that it has left."""
     for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else ():
         controllers, path = line.split(":", 2)[1:]
         if not controllers or "memory" in controllers.split(","):
             mount, limit, used = _V1 if controllers else _V2
             own = CGROUPS / mount / path.lstrip("/")
-            # In a container, the path may be that of the host, and the folder at the top be the container's own.
+            # In a container, the path may be the host's, and the top folder the container's own.
             for folder in (own, *own.parents):
                 if folder.is_relative_to(CGROUPS / mount):
                     with contextlib.suppress(OSError, ValueError):  # no such folder, or "max"
@@ -85,6 +89,6 @@ def _left_in_cgroups() -> Iterator[int]:
 
 
 def _file_cache(folder: Path) -> int:
-    """Bytes that a cgroup's use includes and that the kernel gives up when they are needed."""
+    """Bytes in a cgroup's use that the kernel frees when they are needed."""
     fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     return sum(int(fields.get(name, 0)) for name in ("active_file", "inactive_file"))

@@ -1,6 +1,6 @@
-"""Segments of shared memory: unnamed files of a tmpfs, which have a name only while the ranks open each other's.
+"""Segments of shared memory: unnamed files of a tmpfs. They have a name only while the ranks open each other's segments.
 
-The owner of a segment holds a lock on it for life: so a later run tells a leftover from a segment in use.
+The owner of a segment holds a lock on it as long as it lives, so a later run can tell a leftover from a segment in use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distmk.open_files import reason
 FOLDER = Path("/dev/shm")
 MODE = 0o600
 NO_SPACE = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
-# Of a segment that something else may have made: a link is not followed, a pipe is not waited for.
+# For a file that another program may have made: do not follow a link, do not wait for a pipe.
 OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -31,12 +31,12 @@ def make_segment(path: Path, num_bytes: int) -> int:
     """Make a zeroed segment, locked by this process. UsageError: no room in FOLDER, or it cannot be used."""
     with contextlib.ExitStack() as stack:
         try:
-            # Locked before it has a name, so that no other process can take it for a leftover.
+            # Locked before it has a name, so that no other process takes it for a leftover.
             fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, MODE)
             stack.callback(os.close, fd)
             os.fchmod(fd, MODE)  # whatever the umask is
             fcntl.flock(fd, fcntl.LOCK_EX)
-            os.posix_fallocate(fd, 0, num_bytes)  # a page that is not there would be SIGBUS at its first use
+            os.posix_fallocate(fd, 0, num_bytes)  # otherwise the first use of a missing page could be a SIGBUS
             _name(fd, path)
         except OSError as error:
             raise no_room(num_bytes) if error.errno in NO_SPACE else unusable(error) from None
@@ -45,7 +45,7 @@ def make_segment(path: Path, num_bytes: int) -> int:
 
 
 def remove_leftovers(folder: Path = FOLDER) -> int:
-    """Unlink segments of this user whose owner died before it had unlinked them; returns how many."""
+    """Unlink segments of this user whose owners died before they unlinked them. Returns how many."""
     removed = 0
     for path in folder.glob(f"distmk-{os.getuid()}-*"):
         try:
@@ -65,14 +65,14 @@ def remove_leftovers(folder: Path = FOLDER) -> int:
 
 
 def unusable(error: OSError) -> UsageError:
-    """The error for a folder of shared memory that cannot be used at all."""
+    """The error to raise if a folder of shared memory cannot be used at all."""
     return UsageError(
         f"cannot make shared memory in {FOLDER}: {reason(error)}; ranks need a tmpfs there that this user may write"
     )
 
 
 def no_room(num_bytes: int, num_ranks: int = 1) -> UsageError:
-    """The error for a folder of shared memory without room for the heaps of `num_ranks`, `num_bytes` in all."""
+    """The error to raise if a folder of shared memory has no room for the heaps of `num_ranks`, `num_bytes` in all."""
     status = os.statvfs(FOLDER)
     ranks = "1 rank needs" if num_ranks == 1 else f"{num_ranks} ranks need"
     advice = "make room (in Docker: --shm-size), or use fewer ranks on this host"
@@ -91,7 +91,10 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def open_segment(path: Path, num_bytes: int) -> int:
-    """Open the segment of another rank. FileNotFoundError: there is none. UsageError: it is not what a rank makes."""
+    """Open the segment of another rank.
+
+    FileNotFoundError: it does not exist. UsageError: the file is not one that a rank makes.
+    """
     refusal = f"{path} is no shared memory of this job: expected a file of {num_bytes} bytes, owned and read by this user alone"
     try:
         fd = os.open(path, OPEN_FLAGS)
@@ -110,7 +113,7 @@ def _name(fd: int, path: Path) -> None:
     """Link an unnamed file of FOLDER to `path`."""
     folder = os.open(FOLDER, os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # With src_dir_fd, although both paths are absolute, Python calls linkat, which follows the link under /proc.
+        # Both paths are absolute, but with src_dir_fd Python calls linkat, which follows the link under /proc.
         os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)

@@ -1,10 +1,10 @@
 """The symmetric heap of the host twin: one shared-memory segment for each rank, mapped by all ranks of the host.
 
-Which ranks share a host is found by opening each other's segments. Names, process ids and user ids say nothing about it, as
-those of two hosts may be equal. A segment that cannot be opened is that of a *far* rank.
+Ranks find out which of them share a host by opening each other's segments. Names, process ids and user ids prove
+nothing, because two hosts may have equal ones. If a rank's segment cannot be opened, the rank is *far*.
 
-A segment's owner holds a lock on it for life. The operating system drops the lock when the process dies in any way: so peers
-notice.
+A segment's owner holds a lock on it as long as it lives. The operating system drops the lock when the process dies in
+any way, so peers notice.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ PROBE_BYTES = 4096
 
 
 def find_hosts(bootstrap: Bootstrap) -> tuple[int, ...]:
-    """The numbers of ranks of the hosts, in rank order: groups of consecutive ranks that share memory. Collective.
+    """The number of ranks of each host, in rank order.
 
-    They sum to the number of ranks. It is one group if the ranks of some host are not consecutive. Within a host,
-    DISTMK_VIRTUAL_NODE_SIZE and DISTMK_FAULT_DELAY_PUTS make groups of so many ranks. UsageError on every rank: as
-    `SharedHeap`.
+    A host is a group of consecutive ranks that share memory. Collective.
+
+    The numbers sum to the number of ranks. If the ranks of some host are not consecutive, there is one group. Within a
+    host, DISTMK_VIRTUAL_NODE_SIZE and DISTMK_FAULT_DELAY_PUTS make groups of a given size. UsageError on every rank: as
+    for `SharedHeap`.
     """
     with SharedHeap(bootstrap, PROBE_BYTES, agree(bootstrap, _virtual_node_size)) as heap:
         return host_sizes(heap.reach)
@@ -49,7 +51,10 @@ def _virtual_node_size() -> int | None:
 
 
 def host_sizes(reach: list[list[int]]) -> tuple[int, ...]:
-    """The sizes of the groups in `reach` (by rank, the ranks of its group), or all in one if they are not consecutive."""
+    """The sizes of the groups in `reach` (by rank, the ranks of its group).
+
+    If they are not consecutive, one group has all ranks.
+    """
     groups = sorted({tuple(group) for group in reach})
     if any(group[-1] - group[0] >= len(group) for group in groups):
         return (len(reach),)
@@ -70,12 +75,14 @@ def check_reach(reach: list[list[int]]) -> None:
 
 
 class SharedHeap:
-    """This rank's heap and its peers', each `num_bytes` long. `bases[r]`: the address of rank r's heap in this process, or 0
-    if rank r is far.
+    """This rank's heap and its peers' heaps, each `num_bytes` long.
 
-    `node_size`: the ranks of a virtual node (None: real hosts); ranks of other nodes are far. `reach[r]`: the ranks that share
-    memory with rank r, itself included. Collective. UsageError on every rank: no room in shared memory, a segment that is not
-    what its owner made, or ranks that do not agree on which of them share memory.
+    bases: by rank, the address of its heap in this process; 0 if the rank is far.
+    node_size: the number of ranks of a virtual node (None: real hosts); ranks of other nodes are far.
+    reach: by rank, the ranks that share memory with it, itself included.
+
+    Construction is collective. UsageError on every rank: no room in shared memory, a segment that is not as its owner
+    made it, or ranks that do not agree on which of them share memory.
     """
 
     def __init__(self, bootstrap: Bootstrap, num_bytes: int, node_size: int | None = None) -> None:
@@ -84,7 +91,7 @@ class SharedHeap:
         self._bootstrap = bootstrap
         self._maps: dict[int, mmap.mmap] = {}
         self._fds: dict[int, int] = {}
-        self._close_fds = weakref.finalize(self, _close_all, self._fds)  # also of a heap that is dropped
+        self._close_fds = weakref.finalize(self, _close_all, self._fds)  # also closes those of a heap that is dropped
         self._owner_pid = os.getpid()
         agree_same(bootstrap, "virtual nodes", {"DISTMK_VIRTUAL_NODE_SIZE": str(node_size or "not set")})
         node_size = node_size or bootstrap.world_size
@@ -102,7 +109,7 @@ class SharedHeap:
             self._release()
             raise
         finally:
-            with contextlib.suppress(OSError):  # it has not been made, and a missing folder has its own report
+            with contextlib.suppress(OSError):  # it may not exist, and a missing folder has its own report
                 own.unlink()
         self.bases = [self._base_of(rank) for rank in range(bootstrap.world_size)]
 
@@ -116,7 +123,7 @@ class SharedHeap:
 
     @property
     def far_ranks(self) -> list[int]:
-        """Ranks that share no memory with this one. If some rank has any, all ranks have."""
+        """Ranks that share no memory with this one. If one rank has far ranks, all ranks have some."""
         return [rank for rank, base in enumerate(self.bases) if not base]
 
     def _create(self, path: Path) -> None:
@@ -144,7 +151,7 @@ class SharedHeap:
 
     @property
     def own(self) -> mmap.mmap:
-        """This rank's heap. What exports its memory, as numpy arrays do, keeps it mapped, also after `close`."""
+        """This rank's heap. Objects that use its memory, such as numpy arrays, keep it mapped even after `close`."""
         return self._maps[self.rank]
 
     def clear(self, num_bytes: int) -> None:
@@ -152,15 +159,15 @@ class SharedHeap:
         ctypes.memset(self.bases[self.rank], 0, num_bytes)
 
     def lost_ranks(self) -> list[int]:
-        """Ranks whose process or host is gone; if there are none, ranks that left in order."""
+        """Ranks whose process or host is gone. If there are none, ranks that left in order."""
         lost, left = self._gone()
         far = [rank for rank in self._bootstrap.lost_ranks() if not self.bases[rank]] if self.far_ranks else []
         return sorted(lost + far) or left
 
     def leave_together(self, timeout_s: float) -> bool:
-        """Announce that this rank leaves, and wait until all ranks do that share memory with it.
+        """Announce that this rank leaves, and wait until all ranks that share memory with it leave.
 
-        False: one of them died, or did not leave in `timeout_s`.
+        False: one of them died, or did not leave within `timeout_s`.
         """
         Control.from_address(self.bases[self.rank]).left = 1
         until = time.monotonic() + timeout_s
@@ -171,7 +178,7 @@ class SharedHeap:
         return True
 
     def _gone(self) -> tuple[list[int], list[int]]:
-        """Ranks that share memory with this one and whose process is gone: those that died, and those that left in order."""
+        """Ranks that share memory with this one and have ended, in two lists: ranks that died, and ranks that left in order."""
         lost: list[int] = []
         left: list[int] = []
         for rank, fd in self._fds.items():
@@ -186,8 +193,9 @@ class SharedHeap:
         return lost, left
 
     def close(self) -> None:
-        """Unmap all heaps but those that arrays still refer to; addresses must no longer be used. A forked child leaves its
-        parent's alone.
+        """Unmap all heaps, except heaps that arrays still refer to. Addresses must no longer be used.
+
+        A forked child leaves its parent's heaps alone.
         """
         if self._maps and os.getpid() == self._owner_pid:
             Control.from_address(self.bases[self.rank]).left = 1
@@ -196,7 +204,7 @@ class SharedHeap:
 
     def _release(self) -> None:
         for mapped in self._maps.values():
-            with contextlib.suppress(BufferError):  # an array still refers to it; unmapped when that is gone
+            with contextlib.suppress(BufferError):  # an array still refers to it; it is unmapped with the array
                 mapped.close()
         self._maps = {}
         self._close_fds()
@@ -209,7 +217,7 @@ def _close_all(fds: dict[int, int]) -> None:
 
 
 def _exchange_reach(bootstrap: Bootstrap, mine: list[int]) -> list[list[int]]:
-    """By rank, the ranks that it can open; UsageError on every rank unless they agree."""
+    """For each rank, the ranks whose segments it can open. UsageError on every rank unless they agree."""
     reach: list[list[int]] = gather_json(bootstrap, mine, "list of ranks with which it shares memory", [int])
     for rank, ranks in enumerate(reach):
         if not {rank} <= set(ranks) <= set(range(bootstrap.world_size)):

@@ -1,7 +1,9 @@
-"""Compiler passes over a model's operators: from plain ones to those that tasks compute, one rewrite each.
+"""Compiler passes over a model's operators.
 
-`PASSES` is their order. A pass that is skipped leaves its operators plain, which `distmk graph` shows; lowering refuses those
-that no task computes by themselves.
+Each is one rewrite on the way from plain operators to those that tasks compute.
+
+`PASSES` is their order. If a pass is skipped, its operators stay plain, which `distmk graph` shows. Lowering refuses
+operators that no task computes by itself.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ PASSES: Mapping[str, Callable[[Node], Node]] = {
 
 
 def run_passes(output: Node, skip: Collection[str] = ()) -> Iterator[tuple[str, Node]]:
-    """Each pass that is not skipped, by name, and what it makes of the nodes behind `output`. UsageError: an unknown name."""
+    """Runs each pass that is not skipped, and yields its name and the new output. UsageError: an unknown name in `skip`."""
     if unknown := sorted(set(skip) - set(PASSES)):
         raise UsageError(f"there is no pass {', '.join(unknown)}; passes are {', '.join(PASSES)}")
     for name, apply in PASSES.items():

@@ -1,5 +1,7 @@
-"""An RMSNorm in front of a product: its weight scales the matrix' columns when they are packed, and its division by the root mean
-square, which commutes with the product, is left to the product's epilogue.
+"""Folds an RMSNorm into the product that follows it.
+
+The norm's weight scales the matrix' columns when they are packed. The division by the root mean square commutes with
+the product and is left to the product's epilogue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A constant factor of a product or of an embedding goes into its weights, which are scaled when they are packed."""
+"""Folds a constant factor of a product or of an embedding into its weights, which are scaled when they are packed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distmk.model.nodes import Embedding, Linear, Node, Scale, rewrite
 
 
 def fold_scales(output: Node) -> Node:
-    """Scale(Linear) and Scale(Embedding) -> the same with scaled weights."""
+    """Scale(Linear) and Scale(Embedding) -> Linear and Embedding with scaled weights."""
 
     def rule(node: Node) -> Node:
         if not isinstance(node, Scale):

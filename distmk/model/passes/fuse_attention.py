@@ -1,4 +1,4 @@
-"""Queries, keys and values become one product, and what happens to them on the way to attention a part of it."""
+"""Fuses queries, keys and values into one product, and their norms and rotation into attention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fuse_attention(output: Node) -> Node:
 
 
 def _projected(node: Node, head_dim: int) -> _Projected | None:
-    """None: anything else lies between the product and attention."""
+    """The product that attention reads, with its norm and rotation; None: another operator lies in between."""
     table = norm = None
     if isinstance(node, Rope) and node.head_dim == head_dim:
         table, node = node.table, node.x

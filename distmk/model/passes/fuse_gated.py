@@ -1,4 +1,4 @@
-"""Gate and up become one product, whose epilogue applies the activation (GLU variants: Shazeer, arXiv:2002.05202)."""
+"""Fuses gate and up into one product, whose epilogue applies the activation (GLU variants: Shazeer, arXiv:2002.05202)."""
 
 from __future__ import annotations
 

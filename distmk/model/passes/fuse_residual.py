@@ -1,4 +1,4 @@
-"""What is added to the residual stream is added where it is reduced, behind its norm if it has one of its own."""
+"""Fuses an addition to the residual stream with the sum over ranks before it, and with a post-norm between the two."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def fuse_residual(output: Node) -> Node:
 
 
 def _is_stream(x: Node) -> bool:
-    """Whether x is the residual stream: the embedding, and what was added to it."""
+    """Whether x is the residual stream: the embedding and the terms added to it."""
     return isinstance(x, Residual) or (isinstance(x, Sum) and isinstance(x.x, Embedding))

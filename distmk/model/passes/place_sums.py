@@ -1,5 +1,7 @@
-"""Where ranks compute terms of a sum, an all-reduce: behind row-parallel products, and behind the embedding, of which a rank
-without the token has zeros (Shoeybi et al., "Megatron-LM", arXiv:1909.08053).
+"""Inserts an all-reduce where each rank computes a term of a sum: after row-parallel products and after the embedding.
+
+A rank that does not have a token's row of the embedding contributes zeros (Shoeybi et al., "Megatron-LM",
+arXiv:1909.08053).
 """
 
 from __future__ import annotations

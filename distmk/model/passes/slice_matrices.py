@@ -1,4 +1,4 @@
-"""Columns of a product are rows of its matrix: a checkpoint that stores q, k and v as one matrix is read as three."""
+"""Turns columns of a product into rows of its matrix: a checkpoint that stores q, k and v as one matrix is read as three."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launch lab: what kernel launches cost on a GPU, and what each way to avoid them gains.
+"""The launch lab: what kernel launches cost on a GPU, and what each way to avoid them saves.
 
 The rungs are the programs in the folder above. This package runs them:
 

@@ -70,7 +70,7 @@ def _measure(number: int, rung: ModuleType, arguments: argparse.Namespace) -> di
 
 
 def _summary(result: Any) -> str:
-    """The fields of a result on one line; of a list only its length."""
+    """The fields of a result on one line; for a list only its length."""
 
     def short(value: Any) -> Any:
         if isinstance(value, dict):

@@ -138,7 +138,7 @@ class Bench:
             self._gpu.copy(self.no_stamps, self.chain.stamps)
             step()
             stamps = self._gpu.download(self.chain.stamps, np.int64).reshape(-1, 2)
-            begin, end = stamps[stamps[:, 1] > 0].T  # of the kernels that ran
+            begin, end = stamps[stamps[:, 1] > 0].T  # stamps of the kernels that ran
             busy.append(float((end - begin).sum()) / self._num_kernels / 1e3)
             if len(begin) > 1:
                 gaps.append(float((begin[1:] - end[:-1]).mean()) / 1e3)

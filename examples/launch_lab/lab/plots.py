@@ -15,7 +15,7 @@ CHAIN, LATENCY, BALANCE = "chain.png", "latency.png", "balance.png"
 
 
 def draw(report: LabReport, folder: Path) -> list[Path]:
-    """Draw the plots for which there are measurements; the paths of the PNGs.
+    """Draw the plots for which there are measurements, and return the paths of the PNGs.
 
     UsageError: matplotlib is not installed, or the folder cannot be written.
     """

@@ -14,7 +14,7 @@ from lab.stats import Spread
 
 FILE = "lab.json"
 FORMAT = 1
-MAX_BYTES = 64 << 20  # of a lab.json
+MAX_BYTES = 64 << 20  # limit for a lab.json
 
 # A published run on one RTX 5070 Ti: time per kernel by rung, and launch overhead per kernel, in us.
 PUBLISHED = {"gpu": "RTX 5070 Ti", "1": 52.9, "3": 47.0, "4": 44.4, "7": 43.9, "overhead": 5.7}
@@ -42,10 +42,12 @@ CHAIN_RUNGS = ("1", "2", "3", "4", "5", "6", "7", "7f", "12")
 class ChainTime:
     """Times of a rung's step of `num_kernels` kernels of `num_elements` elements.
 
-    `kernel_us`: time of the step, until the host knows that it is done, per kernel. `busy_us`: time per kernel in which
-    it runs on the GPU. `gap_us`: time between two kernels; of rung 12, from the last input of a task to its start.
-    `prepare_us`: time to prepare the step again, as another shape requires. `start_us`: of rung 12 only, which runs many
-    steps in a launch, the cost of the launch. `error`: largest absolute error of the results.
+    kernel_us: time per kernel of the step, which ends when the host knows that it is done.
+    busy_us: time per kernel in which it runs on the GPU.
+    gap_us: time between two kernels; for rung 12, from the last input of a task to its start.
+    prepare_us: time to prepare the step again, as another shape requires.
+    start_us: the cost of a launch; only for rung 12, which runs many steps in a launch.
+    error: largest absolute error of the results.
     """
 
     rung: str
@@ -97,7 +99,7 @@ class DrainTimes:
     num_bursts: int
     burst_us: Spread
     drain_us: Spread
-    num_launches: Spread  # of the drain kernel, for all items
+    num_launches: Spread  # launches of the drain kernel, for all items
     error: float
 
 
@@ -168,7 +170,7 @@ class LabReport:
         return None
 
     def save(self, folder: Path) -> Path:
-        """Write lab.json; its path. UsageError: it cannot be written."""
+        """Write lab.json and return its path. UsageError: it cannot be written."""
         path = folder / FILE
         try:
             with replacing(path) as file:
@@ -179,7 +181,7 @@ class LabReport:
 
     @staticmethod
     def load(folder: Path) -> LabReport:
-        """Read lab.json. UsageError: it is absent, or of another version of the lab."""
+        """Read lab.json. UsageError: it is absent, or was written by another version of the lab."""
         path = folder / FILE
         try:
             content = json.loads(read_whole(path, MAX_BYTES, UsageError))

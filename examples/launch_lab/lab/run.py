@@ -1,4 +1,4 @@
-"""Runs all rungs on one GPU, or those that can on the host."""
+"""Runs all rungs on one GPU, or on the host those that can run there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lab.stats import Spread
 from lab.workload import NUM_KERNELS, NUM_SINES, TOLERANCE
 
 TARGETS_US = (2.0, 5.0, 10.0, 20.0, PUBLISHED_US, 100.0, 200.0)
-MANY_KERNELS = 100  # of the longer step that separates the cost per step from the cost per kernel
+MANY_KERNELS = 100  # length of the longer step that separates the cost per step from the cost per kernel
 HOST_ELEMENTS = 4096
 TASK_GRAPH_S = 120.0  # time limit of the process that measures one size
 PACKAGES = ("cuda-bindings", "cuda-core", "torch", "numpy", "nvidia-ml-py")
@@ -85,7 +85,7 @@ def _prepares() -> dict[str, Prepare]:
 
 
 def _guarded(report: LabReport, rung: str, measure: Callable[[], None]) -> None:
-    """Measure a rung unless it has failed or was left out before; record it if that happens now, and carry on."""
+    """Measure a rung unless it has already failed or been left out. If either happens now, record it and carry on."""
     if rung in report.left_out or rung in report.failed:
         return
     try:
@@ -118,7 +118,7 @@ def _compile(gpu: Gpu) -> None:
 
 
 def task_graph(index: int, num: int) -> ChainTime:
-    """Measure rung 12 on GPU `index` in a process of its own, because a process can initialise NVSHMEM only once."""
+    """Measure rung 12 on GPU `index` in a new process, because a process can initialise NVSHMEM only once."""
     if missing := why_no_cuda():
         raise UsageError(missing)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")

@@ -148,6 +148,6 @@ def text(report: LabReport) -> str:
 
 
 def notes(what: str, rungs: dict[str, str]) -> Sequence[str]:
-    """A paragraph with one line for each of `rungs`, none if there are none. `what`: what happened to them."""
+    """A paragraph with one line for each of `rungs`; no paragraph if there are none. `what`: what happened to them."""
     lines = [f"{what}: rung {rung}, {TITLES[rung]}: {reason}" for rung, reason in rungs.items()]
     return ["\n".join(lines)] if lines else []

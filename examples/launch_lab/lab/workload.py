@@ -12,7 +12,7 @@ from lab.errors import LabError
 
 NUM_SINES = 20  # per element of a short kernel, as in lab.cuh
 NUM_KERNELS = 20  # per step
-PERIOD = 1021  # of the inputs; prime, so that a misplaced element shows
+PERIOD = 1021  # period of the inputs; prime, so that a misplaced element shows
 # Absolute, of float32 results. Values are at most 1 and a sine never increases an error, so the rounding errors of 400
 # sines add up to less. One sine too few or too many changes the largest results by 10 times as much.
 TOLERANCE = 1e-5

@@ -1,4 +1,4 @@
-"""A task type for distmk in a package of its own."""
+"""A task type for distmk in its own package."""
 
 from own_task.axpy import Axpy
 

@@ -1,4 +1,4 @@
-"""Each rank adds a multiple of x to y, lap by lap, and adds up the y of the rank before it.
+"""Each rank adds a multiple of x to y, lap by lap, and adds up the y of the previous rank.
 
 python -m own_task --ranks 2        (or: mpirun -n 2 python -m own_task)
 """
@@ -17,7 +17,7 @@ NUM_ELEMENTS = 1000
 
 
 def build(num_ranks: int) -> distmk.Graph:
-    """The tasks of one lap; waits, also those between ranks and laps, follow from what they read and write."""
+    """The tasks of one lap. Waits, also those between ranks and laps, follow from what tasks read and write."""
     graph = distmk.Graph(num_ranks)
     x, y, inbox, total = (graph.buffer(name, NUM_ELEMENTS) for name in ("x", "y", "inbox", "total"))
     for rank in range(num_ranks):

@@ -1,4 +1,4 @@
-"""y += a * x as a task: the operands and what they mean for the rest of distmk; the bodies are beside this file."""
+"""y += a * x as a task: its operands, and what the rest of distmk needs to know about them. The bodies are beside this file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distmk.tasks import Access, Layout, Region, Task, Values, access
 
 
 class AxpyArgs(ctypes.Structure):
-    """What the bodies get: the same struct in C++. Operands are 64-bit addresses, the same for every rank."""
+    """The arguments of the bodies: the same struct in C++. Operands are 64-bit addresses, the same for every rank."""
 
     _fields_ = [
         ("x", c_uint64),
@@ -28,7 +28,7 @@ class AxpyArgs(ctypes.Structure):
 @distmk.register("axpy", host="axpy.cpp", device="axpy.cuh")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Axpy(Task):
-    """y += a * x, float32 [n]. copy: where the new y goes, too, on another rank: one putmem_signal."""
+    """y += a * x, float32 [n]. copy: a region on another rank that also gets the new y, by one putmem_signal."""
 
     x: Region
     y: Region
@@ -64,7 +64,7 @@ class Axpy(Task):
             a=self.a,
         )
 
-    # `distmk.check` proves a program by its bytes alone, so the accesses follow from the arguments.
+    # `distmk.check` proves a program from its bytes alone, so the accesses follow from the arguments.
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
@@ -74,7 +74,7 @@ class Axpy(Task):
         found = [f32(False, rank, args.x), f32(False, rank, args.y), f32(True, rank, args.y)]
         return [*found, f32(True, args.copy_rank, args.copy)] if args.copy else found
 
-    # `distmk.testing` compares the bodies with this.
+    # `distmk.testing` compares the bodies with this oracle.
 
     def oracle(self, values: Values) -> Mapping[Region, Any]:
         total = values[self.y].double() + self.a * values[self.x].double()

@@ -1,4 +1,4 @@
-"""The bodies of the task against its oracle, on what this machine has: the host twin, the emulator of the GPU's kernel, a GPU."""
+"""The bodies of the task against its oracle, on the backends of this machine: the host twin, the emulator, a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distmk.testing import Build, compare_with_oracle
 
 
 def ring(num_ranks: int, rng: np.random.Generator) -> distmk.Graph:
-    """Ranks of two workers; each adds twice, and copies to the next rank what it then has."""
+    """Ranks with two workers each. A rank adds twice, and copies the result to the next rank."""
     num = int(rng.integers(1, 3000))
     graph = distmk.Graph(num_ranks, num_workers=2)
     x, y, copied = (graph.buffer(name, num) for name in ("x", "y", "copied"))
