@@ -10,6 +10,8 @@ from distmk.errors import UsageError, shown
 
 MOST = (1 << 31) - 1  # of a number, which C++ holds in 32 bits
 MOST_SECONDS = 1_000_000  # of a time
+LOG_LEVELS = ("error", "warning", "info", "debug")
+"""Levels of the lines on stderr, the most urgent first."""
 
 
 def _seconds(name: str, default: float) -> float:
@@ -86,6 +88,14 @@ def caches_programs() -> bool:
 def shows_progress() -> bool:
     """Whether to say on stderr what takes long. DISTMK_PROGRESS=0: no."""
     return os.environ.get("DISTMK_PROGRESS") != "0"
+
+
+def log_level() -> str:
+    """DISTMK_LOG: the last of LOG_LEVELS whose lines are written to stderr (default: info)."""
+    level = os.environ.get("DISTMK_LOG") or "info"
+    if level not in LOG_LEVELS:
+        raise UsageError(f"DISTMK_LOG={shown(level)} is no level; unset it or give one of {', '.join(LOG_LEVELS)}")
+    return level
 
 
 def uses_amx() -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from distmk import env
-from distmk.console import error_stream, keep_lines_apart, tell
+from distmk.console import error_stream, is_logged, keep_lines_apart, tell
 
 QUIET_S = 2.0  # of work before a line says what is going on
 REPEAT_S = 30.0
@@ -42,10 +42,10 @@ def progress(doing: str, shown: bool = True, bar: bool = True) -> Iterator[Progr
 
     On a terminal, a bar that is gone once the block ends; elsewhere, and without `bar`, a line after QUIET_S and every REPEAT_S.
     Of blocks inside one another, the innermost is shown. Not `shown`, on other ranks than 0 (`leave_to_rank_0`), or with
-    DISTMK_PROGRESS=0: nothing.
+    DISTMK_PROGRESS=0 or a DISTMK_LOG above info: nothing.
     """
     block = Progress(doing)
-    if not shown or _is_other_rank or not env.shows_progress():
+    if not shown or _is_other_rank or not env.shows_progress() or not is_logged("info"):
         yield block
         return
     over = threading.Event()

@@ -36,7 +36,9 @@ def load(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name} lacks {', '.join(absent)}")
     for row in result["rows"]:
         if len(row) != len(result["columns"]):
-            raise ValueError(f"{path.name}: the row {row[0]!r} has {len(row)} cells for {len(result['columns'])} columns")
+            raise ValueError(
+                f"{path.name}: the row {row[0]!r} has {len(row)} cells for {len(result['columns'])} columns"
+            )
     return result
 
 

@@ -20,10 +20,10 @@ def main() -> int:
     except JobClosedError as error:
         return error.exit_code
     except RankLostError as error:  # of rank 0, or before this rank had joined it
-        tell(str(error))
+        tell(str(error), "error")
         return error.exit_code
     except OwnUsageError as error:  # which keeps this rank from joining
-        tell(one_line(error))
+        tell(one_line(error), "error")
         return error.exit_code
     except DistmkError as error:
         return error.exit_code
