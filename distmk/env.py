@@ -1,4 +1,4 @@
-"""The environment variables of the runtime; `bootstrap` reads those of launchers. README lists them all."""
+"""The environment variables of the runtime; `bootstrap` reads the launchers' variables. launch/README.md lists all of them."""
 
 from __future__ import annotations
 
