@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from support.helpers import ROOT
+from support.helpers import ROOT, Runner
 
 from distmk.cli import build_parser
 
+DEBUGGING = ROOT / "csrc" / "DEBUGGING.md"
 SUFFIXES = r"(?:py|h|cpp|cuh|cu|sh|md|json|png|toml|sbatch)"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -113,6 +115,23 @@ def test_every_variable_is_listed() -> None:
             read |= set(re.findall(r'^_?\w*ENV\w* = "(DISTMK_\w+)"', text, re.MULTILINE))
     listed = set(re.findall(r"`(DISTMK_\w+)", (ROOT / "launch" / "README.md").read_text()))
     assert "DISTMK_LOG" in read and read <= listed, f"not listed: {sorted(read - listed)}"
+
+
+def test_hang_of_the_debugging_page(runner: Runner) -> None:
+    """The command under "A hang", with the line and the status that the page shows."""
+    section = DEBUGGING.read_text().partition("\n## 3. A hang\n")[2].partition("\n## ")[0]
+    (_, command), line = FENCE.findall(section)[0], re.search(r"`(rank 1 .*)`", section)
+    assert line
+    python = f"PATH={Path(sys.executable).parent}:$PATH"
+    done = runner.run(["bash", "-c", f"cd {ROOT} && {python} {command}"])
+    assert (done.status, done.own_lines) == (5, [f"distmk: no progress for 2 s: {line[1]}"]), done
+
+
+@pytest.mark.slow
+def test_race_script_of_the_debugging_page(runner: Runner) -> None:
+    (script,) = (block for language, block in FENCE.findall(DEBUGGING.read_text()) if language == "python")
+    done = runner.run(["bash", "-c", f"cd {ROOT / 'tests'} && exec {sys.executable} -c {shlex.quote(script)}"])
+    assert done.status == 0 and "rank 0: 30 iterations, abort 0" in done.stdout, done
 
 
 def test_readme_is_short() -> None:
