@@ -117,6 +117,21 @@ def test_every_variable_is_listed() -> None:
     assert "DISTMK_LOG" in read and read <= listed, f"not listed: {sorted(read - listed)}"
 
 
+def test_experiments() -> None:
+    """One row an experiment: six filled cells, an id of its own, a date, and references to rows that exist."""
+    text = (ROOT / "csrc" / "EXPERIMENTS.md").read_text().partition("\n## Experiments\n")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    rows = [line.strip("| ").split(" | ") for line in lines[2:]]
+    assert lines[0] == "| id | date | hardware | idea | effect | kept |" and len(rows) > 200
+    ids = [row[0] for row in rows]
+    assert len(set(ids)) == len(ids)
+    for row in rows:
+        assert len(row) == 6 and all(cell.strip() for cell in row), row
+        assert re.fullmatch(r"(by )?20\d\d-\d\d-\d\d", row[1]), row
+        mentioned = set(re.findall(rf"\b[{''.join({name[0] for name in ids})}]\d{{1,2}}\b", " | ".join(row[3:])))
+        assert mentioned <= set(ids), row
+
+
 def test_hang_of_the_debugging_page(runner: Runner) -> None:
     """The command under "A hang", with the line and the status that the page shows."""
     section = DEBUGGING.read_text().partition("\n## 3. A hang\n")[2].partition("\n## ")[0]
