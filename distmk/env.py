@@ -10,8 +10,6 @@ from distmk.errors import UsageError, shown
 
 MOST = (1 << 31) - 1  # of a number, which C++ holds in 32 bits
 MOST_SECONDS = 1_000_000  # of a time
-LOG_LEVELS = ("error", "warning", "info", "debug")
-"""Levels of the lines on stderr, the most urgent first."""
 
 
 def _seconds(name: str, default: float) -> float:
@@ -88,6 +86,10 @@ def caches_programs() -> bool:
 def shows_progress() -> bool:
     """Whether to say on stderr what takes long. DISTMK_PROGRESS=0: no."""
     return os.environ.get("DISTMK_PROGRESS") != "0"
+
+
+LOG_LEVELS = ("error", "warning", "info", "debug")
+"""Levels of the lines on stderr, the most urgent first."""
 
 
 def log_level() -> str:
