@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TextIO
 
+from distmk import env
 from distmk.errors import BrokenOutputError, OutputError, UsageError
 
 # C0 except tab and line feed, DEL and C1; marks that change the direction of text; the line separators of Unicode.
@@ -68,9 +69,19 @@ def error_stream() -> TextIO | None:
     return sys.stderr
 
 
-def tell(text: str) -> None:
-    """Write a line to stderr in one piece, because several ranks may write at once."""
-    tell_lines(f"distmk: {text}\n")
+def tell(text: str, level: str = "") -> None:
+    """Write a line to stderr in one piece, because several ranks may write at once, if DISTMK_LOG asks for its level.
+
+    level: one of `env.LOG_LEVELS`; by default "warning" for a text that begins with that word, "info" for any other.
+    UsageError: DISTMK_LOG is wrong; a line of level "error" is written regardless.
+    """
+    if is_logged(level or ("warning" if text.startswith("warning: ") else "info")):
+        tell_lines(f"distmk: {text}\n")
+
+
+def is_logged(level: str) -> bool:
+    """Whether lines of this level are written to stderr (DISTMK_LOG). UsageError: DISTMK_LOG is wrong."""
+    return level == "error" or env.LOG_LEVELS.index(level) <= env.LOG_LEVELS.index(env.log_level())
 
 
 def tell_lines(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The environment variables of the runtime; `bootstrap` reads those of launchers. README lists them all."""
+"""The environment variables of the runtime; `bootstrap` reads the launchers' variables. launch/README.md lists all of them."""
 
 from __future__ import annotations
 
@@ -84,6 +84,18 @@ def caches_programs() -> bool:
 def shows_progress() -> bool:
     """Whether to say on stderr which work takes long. DISTMK_PROGRESS=0: no."""
     return os.environ.get("DISTMK_PROGRESS") != "0"
+
+
+LOG_LEVELS = ("error", "warning", "info", "debug")
+"""Levels of the lines on stderr, the most urgent first."""
+
+
+def log_level() -> str:
+    """DISTMK_LOG: the last of LOG_LEVELS whose lines are written to stderr (default: info)."""
+    level = os.environ.get("DISTMK_LOG") or "info"
+    if level not in LOG_LEVELS:
+        raise UsageError(f"DISTMK_LOG={shown(level)} is no level; unset it or give one of {', '.join(LOG_LEVELS)}")
+    return level
 
 
 def uses_amx() -> bool:

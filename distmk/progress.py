@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from distmk import env
-from distmk.console import error_stream, keep_lines_apart, tell
+from distmk.console import error_stream, is_logged, keep_lines_apart, tell
 
 QUIET_S = 2.0  # seconds of work before a line says what is going on
 REPEAT_S = 30.0
@@ -42,10 +42,11 @@ def progress(doing: str, shown: bool = True, bar: bool = True) -> Iterator[Progr
 
     On a terminal, a bar that disappears when the block ends. Elsewhere, and without `bar`, a line after QUIET_S and
     every REPEAT_S. If blocks are nested, the innermost is shown. Nothing is shown unless `shown`, on ranks other than 0
-    (`leave_to_rank_0`), or with DISTMK_PROGRESS=0.
+    (`leave_to_rank_0`), or with DISTMK_PROGRESS=0
+    or a DISTMK_LOG above info.
     """
     block = Progress(doing)
-    if not shown or _is_other_rank or not env.shows_progress():
+    if not shown or _is_other_rank or not env.shows_progress() or not is_logged("info"):
         yield block
         return
     over = threading.Event()

@@ -78,6 +78,7 @@ def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[
     require_trusted(folder)
     found, _ = _find(target, read)
     if found is not None:
+        tell(f"{target} is taken from the cache", "debug")
         return found
     own_folder(folder)
     try:
@@ -85,7 +86,7 @@ def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[
             found, fault = _find(target, read)
             if found is None:
                 if fault not in (MISSING, NO_DIGEST):
-                    tell(f"{target} {fault}; making it anew")
+                    tell(f"{target} {fault}; making it anew", "warning")
                 with nvtx_range(doing):
                     _make(target, make)
                 found, fault = _find(target, read)

@@ -15,6 +15,7 @@ from distmk.bootstrap.mpi import connect_mpi
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.bootstrap.slurm import connect_slurm
 from distmk.bootstrap.torchrun import StoreAddress, connect_store
+from distmk.console import tell
 from distmk.env import whole
 from distmk.errors import OwnUsageError, UsageError, shown
 from distmk.open_files import check_open_files
@@ -76,6 +77,7 @@ def _join(
     if not launch.is_follower:  # a follower has the same limit as rank 0
         check_open_files(launch.world_size or 1)
     bootstrap = _connect(launch, follower_argv, timeout_s, env)
+    tell(f"rank {bootstrap.rank} of {bootstrap.world_size} ({launch.launcher})", "debug")
     if bootstrap.rank:
         leave_to_rank_0()
     try:

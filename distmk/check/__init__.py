@@ -46,6 +46,7 @@ from distmk.check.scopes import check_scopes
 from distmk.check.structure import check_structure
 from distmk.check.thresholds import check_thresholds
 from distmk.check.turns import Turn, check_together, check_turn, shared_pieces, summarize
+from distmk.console import tell
 from distmk.errors import CheckError
 from distmk.program.layout import Placed
 from distmk.program.program import Program
@@ -87,7 +88,9 @@ def check_with_progress(program: Program) -> Verdict:
     """`check`, with a bar over its steps."""
     with progress("proving the program") as steps:
         steps.expect(NUM_STEPS * len(program.every), " steps")
-        return check(program, steps.add)
+        verdict = check(program, steps.add)
+    tell(f"proved {verdict.num_tasks} tasks in {verdict.seconds:.1f} s", "debug")
+    return verdict
 
 
 def _check_every(programs: Sequence[Program], on_step: Callable[[], None]) -> Verdict:

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             except UsageError as error:
                 if not at_terminal:
                     raise
-                tell(one_line(error))
+                tell(one_line(error), "error")
     return 0
 
 
@@ -101,7 +101,7 @@ def _typed_lines() -> Iterator[str]:
             tell("Ctrl-C again leaves")
             continue
         except UnicodeDecodeError:
-            tell("that line is not UTF-8, and was not taken")
+            tell("that line is not UTF-8, and was not taken", "warning")
             continue
         interrupted = False
         yield line

@@ -62,7 +62,7 @@ def report(error: DistmkError) -> int:
     is_own, may_have_siblings = isinstance(error, OwnUsageError), siblings.may_exist()
     reports = rank == 0 or is_own or isinstance(error, RankLostError)
     if reports and (not may_have_siblings or error.exit_code != 2 or siblings.is_first_to_say(text)):
-        tell(f"rank {rank}: {text}" if rank and is_own else text)
+        tell(f"rank {rank}: {text}" if rank and is_own else text, "error")
     if may_have_siblings:
         time.sleep(_REPORT_S if not reports else _SAME_MISTAKE_S if is_own else 0.0)
     return error.exit_code

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distmk import env
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
 from distmk.cli.serve_access import access_of, add_access_options
 from distmk.cli.together import launcher_rank, refusing_together
@@ -73,8 +74,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error", "critical"),
-        default="info",
-        help="from info on (the default), a line on stderr for each request; debug has those of /health and /metrics too",
+        default=env.log_level(),
+        help="from info on, a line on stderr for each request; debug has those of /health and /metrics too (default: DISTMK_LOG, "
+        "or else info)",
     )
     add_access_options(parser)
     parser.add_argument(

@@ -23,10 +23,10 @@ def main() -> int:
     except JobClosedError as error:
         return error.exit_code
     except RankLostError as error:  # rank 0 is lost, or another rank was before this one had joined
-        tell(str(error))
+        tell(str(error), "error")
         return error.exit_code
     except OwnUsageError as error:  # the mistake keeps this rank from joining
-        tell(one_line(error))
+        tell(one_line(error), "error")
         return error.exit_code
     except DistmkError as error:
         return error.exit_code

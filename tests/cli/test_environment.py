@@ -23,6 +23,7 @@ READERS: dict[str, Callable[[], object]] = {
     "DISTMK_EMULATOR_SEED": env.emulator_seed,
     "DISTMK_FAULT_DROP_SIGNAL": env.drop_signal,
     "DISTMK_FAULT_DELAY_PUTS": env.delay_puts,
+    "DISTMK_LOG": env.log_level,
 }
 
 

@@ -101,31 +101,32 @@ def test_linear(backend: str, launcher: Launcher, num_ranks: int, runner: Runner
     assert all(error < 1e-5 for error in errors.values())
 
 
-def readme_program(title: str, language: str = "python") -> str:
-    section = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def program_of(title: str, language: str = "python") -> str:
+    """A program of examples/README.md."""
+    section = (EXAMPLES / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     (program,) = re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     return str(program)
 
 
-def test_model_of_the_readme(runner: Runner) -> None:
+def test_model_of_the_page(runner: Runner) -> None:
     """The program under "Your own model", in a file, as the second rank imports it."""
-    (runner.folder / "own.py").write_text(readme_program("Your own model"))
+    (runner.folder / "own.py").write_text(program_of("Your own model"))
     finished = runner.run([sys.executable, str(runner.folder / "own.py")], like_the_demo(runner))
     assert finished.status == 0 and len(json.loads(finished.stdout)) == 64, finished
 
 
-def test_graph_of_the_readme(runner: Runner) -> None:
+def test_graph_of_the_page(runner: Runner) -> None:
     """The program under "A graph of your own", as it stands there."""
-    program = readme_program("A graph of your own")
+    program = program_of("A graph of your own")
     assert len(program.splitlines()) < 20
     finished = runner.run([sys.executable, "-c", program], like_the_demo(runner))
     assert finished.stdout == f"on {'cuda' if num_gpus() else 'host'}: 3072\n", finished.stderr
 
 
-def test_task_of_the_readme(runner: Runner) -> None:
+def test_task_of_the_page(runner: Runner) -> None:
     """The two files under "A task type of your own", as they stand there."""
     for name, language in (("axpy.py", "python"), ("axpy.cpp", "cpp")):
-        (runner.folder / name).write_text(readme_program("A task type of your own", language))
+        (runner.folder / name).write_text(program_of("A task type of your own", language))
     finished = runner.run([sys.executable, "axpy.py"], like_the_demo(runner))
     assert finished.stdout == "10.0\n", finished.stderr
 

@@ -106,7 +106,7 @@ def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
         none = refused[0] if refused else f"no kernel for {architecture} of this version in {given or env.cache_dir()}"
         raise BuildError(f"{none}, and {error}; {advice}") from None
     if refused:
-        tell(f"{refused[0]}; the kernel of the cache is used instead")
+        tell(f"{refused[0]}; the kernel of the cache is used instead", "warning")
     key = content_key(toolchain.content(), [])
     return cached(
         _name(architecture, own),
@@ -158,7 +158,7 @@ def copy_cubin(cubin: Path, folder: Path) -> Path:
     except OSError as error:
         raise BuildError(f"cannot write {folder / cubin.name}: {error.strerror or error}") from None
     if (fault := folder_fault(folder)) is not None:
-        tell(f"{folder} {fault}; change that before DISTMK_CUBIN_DIR names it")
+        tell(f"{folder} {fault}; change that before DISTMK_CUBIN_DIR names it", "warning")
     return folder / cubin.name
 
 

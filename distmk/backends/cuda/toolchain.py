@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from distmk import env
 from distmk.backends.build_cache import compiler_env
 from distmk.backends.compiler_output import first_error
+from distmk.console import tell
 from distmk.errors import BuildError
 
 OLDEST_CUDA = 13
@@ -105,6 +107,7 @@ def run(command: Sequence[str | Path], scratch: Path | None = None, own_files: S
     BuildError: it failed; the text has the first error of its output (`first_error`).
     """
     environment = compiler_env(scratch) if scratch else None
+    tell(f"runs {shlex.join(map(str, command))}", "debug")
     try:
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
     except OSError as error:

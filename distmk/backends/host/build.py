@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from distmk.backends.build_cache import cached, compiler_env, content_key, csrc_
 from distmk.backends.compiler_output import first_error
 from distmk.backends.kernel_sources import translation_unit
 from distmk.backends.own_sources import OwnSources, own_sources
+from distmk.console import tell
 from distmk.errors import BuildError
 from distmk.tasks.abi_header import abi_hash
 from distmk.tasks.own_types import find_types
@@ -218,6 +220,7 @@ def _run_all(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) 
     status, output = 0, ""
     try:
         for command in commands:
+            tell(f"runs {shlex.join(command)}", "debug")
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             running.append(subprocess.Popen(command, env=environment, text=True, **pipes))  # type: ignore[call-overload]
         for process in running:

@@ -64,26 +64,32 @@ def parts(report: LabReport) -> dict[str, str]:
 
 
 def _costs(report: LabReport, rung: str) -> str:
+    """A table of the costs of a rung, in us: for the shortest, a middle and the longest kernel, and for a step."""
     num_kernels = int(report.settings["num_kernels"])
-    told = []
+    added = []
     for size in report.sizes:
         pure, found = report.pure_us(size), report.at(rung, size, num_kernels)
         if pure is not None and found:
-            told.append(f"{found.kernel_us.median - pure:+.2f} us to a kernel of {number(pure)} us")
-    if not told:
+            added.append((f"adds to a kernel of {number(pure)}", f"{found.kernel_us.median - pure:+.2f}"))
+    if not added:
         return _why_not(report, rung)
-    middle = f", {told[len(told) // 2]}" if len(told) > 2 else ""
-    text = f"Measured: adds {told[0]}{middle}, {told[-1]}"
+    middle = [added[len(added) // 2]] if len(added) > 2 else []
+    costs = [added[0], *middle, *added[-1:]] if len(added) > 1 else added
     first = next(each for each in report.chain if each.rung == rung)
     if first.gap_us is not None:
         what = "from a task's last input to its start" if rung == "12" else "between two kernels or phases"
-        text += f"; {number(first.gap_us)} us {what}"
-    text += f"; {number(first.prepare_us)} us to prepare for new shapes"
+        costs.append((what, number(first.gap_us)))
+    costs.append(("to prepare for new shapes", number(first.prepare_us)))
     if rung == "12":
-        text += f"; {number(first.start_us)} us once a launch"
+        costs.append(("once a launch", number(first.start_us)))
     else:
-        text += f"; {number(fixed(report, rung))} us of a step do not grow with its kernels"
-    return f"{text}."
+        costs.append(("of a step, whatever its kernels", number(fixed(report, rung))))
+    lines = [
+        ("measured, us", *(what for what, _ in costs)),
+        ("---", *("---:" for _ in costs)),
+        ("", *(us for _, us in costs)),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _why_not(report: LabReport, rung: str) -> str:
