@@ -42,8 +42,8 @@ def progress(doing: str, shown: bool = True, bar: bool = True) -> Iterator[Progr
 
     On a terminal, a bar that disappears when the block ends. Elsewhere, and without `bar`, a line after QUIET_S and
     every REPEAT_S. If blocks are nested, the innermost is shown. Nothing is shown unless `shown`, on ranks other than 0
-    (`leave_to_rank_0`), or with DISTMK_PROGRESS=0
-    or a DISTMK_LOG above info.
+    (`leave_to_rank_0`), or with DISTMK_PROGRESS=0 or a
+    DISTMK_LOG above info.
     """
     block = Progress(doing)
     if not shown or _is_other_rank or not env.shows_progress() or not is_logged("info"):
