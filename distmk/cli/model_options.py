@@ -10,8 +10,8 @@ from typing import Any
 
 from distmk.backends.defaults import BACKENDS
 from distmk.cli.together import require_one_job
-from distmk.serving.absent_parameters import ENGINE, refusal
-from distmk.serving.engine import EngineArgs
+from distmk.engine.absent_parameters import ENGINE, refusal
+from distmk.engine.engine import EngineArgs
 
 _MODEL_LEN_HELP = "longest sequence in tokens (default: the model's own, as far as memory allows)"
 MODEL_HELP = "Hugging Face folder or name, .gguf file, or (dummy) a config or preset"

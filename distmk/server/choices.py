@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from fastapi import Request
 from starlette.responses import Response
 
+from distmk.engine.sampling_params import SamplingParams, TokenOutput
 from distmk.server.answers import EventStream, event, whole_answer
+from distmk.server.body_types import Generating, StreamOptions
 from distmk.server.errors import ApiError
-from distmk.server.generation import Generation, generation, naming
-from distmk.server.logprobs import ScoredToken, scored
+from distmk.server.generation import Generation, as_bad_request, generation
+from distmk.server.openai_logprobs import ScoredToken, scored
 from distmk.server.records import record_of
-from distmk.server.requests import Generating, StreamOptions
 from distmk.server.state import ServerState
-from distmk.serving.sampling import SamplingParams, TokenOutput
 
 
 @dataclass
@@ -99,7 +99,7 @@ async def respond(
 ) -> Response:
     """Generate for `prompts`, and answer whole or as a stream. ApiError: they cannot be served, or too many wait."""
     async with AsyncExitStack() as stack:
-        with naming(endpoint.prompt, logprobs=endpoint.logprobs):
+        with as_bad_request(endpoint.prompt, logprobs=endpoint.logprobs):
             running = await stack.enter_async_context(
                 generation(state, prompts, make_params(), record_of(request.scope), body.only_prompt)
             )

@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from distmk.engine.absent_parameters import REQUEST, refusal
 from distmk.errors import DistmkError, UsageError, one_line, shown
 from distmk.server.records import record_of
-from distmk.serving.absent_parameters import REQUEST, refusal
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 

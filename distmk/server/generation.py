@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
+from distmk.api.async_llm import TokenStream
+from distmk.engine.sampling_params import Logprob, SamplingParams, TokenOutput
 from distmk.errors import DistmkError, UsageError
 from distmk.server.errors import ApiError, api_error
 from distmk.server.metrics import RequestTimes
 from distmk.server.records import RequestRecord
 from distmk.server.state import ServerState
-from distmk.serving.async_llm import TokenStream
-from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _NAMES = {name: name for name in (*(field.name for field in fields(SamplingParam
 
 
 @contextlib.contextmanager
-def naming(prompt: str, logprobs: str = "logprobs", only_prompt: bool = False) -> Iterator[None]:
+def as_bad_request(prompt: str, logprobs: str = "logprobs", only_prompt: bool = False) -> Iterator[None]:
     """UsageErrors of the block become status 400 and name the parameter.
 
     `prompt`, `logprobs`: how the endpoint calls the prompt and the number of log probabilities. `only_prompt`: the block reads
@@ -45,7 +45,7 @@ def naming(prompt: str, logprobs: str = "logprobs", only_prompt: bool = False) -
         raise found from None
 
 
-async def off_loop(work: Callable[[], T], num_chars: int) -> T:
+async def in_thread_if_long(work: Callable[[], T], num_chars: int) -> T:
     """Encode text of `num_chars` characters, in a thread if it is long."""
     return await asyncio.to_thread(work) if num_chars >= THREAD_CHARS else work()
 

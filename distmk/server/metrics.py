@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from distmk.engine.stats import EngineStats
 from distmk.errors import DistmkError
-from distmk.serving.stats import EngineStats
 
 _FIRST_S = (
     0.001,

@@ -15,7 +15,9 @@ from typing import cast
 
 import uvicorn
 
+from distmk.api.async_llm import AsyncLLM
 from distmk.console import tell
+from distmk.engine.engine_client import EngineClient
 from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.interrupts import signals_to
 from distmk.open_files import room_for_files
@@ -25,8 +27,6 @@ from distmk.server.config import ServerConfig
 from distmk.server.connections import BoundedConnection, bounded
 from distmk.server.request_log import logging_from
 from distmk.server.state import ServerState
-from distmk.serving.async_llm import AsyncLLM
-from distmk.serving.engine_client import EngineClient
 
 _BACKLOG = 1024  # connections that wait to be accepted, also while the model is loaded
 _POLL_S = 0.05

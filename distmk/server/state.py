@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from distmk.api.async_llm import AsyncLLM
 from distmk.errors import DistmkError
 from distmk.server.config import ServerConfig
 from distmk.server.errors import ApiError
 from distmk.server.metrics import Metrics
-from distmk.serving.async_llm import AsyncLLM
-from distmk.serving.tokenizer import Tokenizer
+from distmk.text.tokenizer import Tokenizer
 
 
 class ServerState:

@@ -9,8 +9,8 @@ from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from support.served import MODEL, Served
 
-from distmk.server.requests import ChatRequest, CompletionRequest
-from distmk.serving.absent_parameters import REQUEST
+from distmk.engine.absent_parameters import REQUEST
+from distmk.server.body_types import ChatRequest, CompletionRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PROMPTS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from support.served import MODEL, Served
 
-from distmk.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from distmk.server.body_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 PATHS = {
     "/v1/completions": (CompletionRequest, {"model": MODEL, "prompt": "the cat", "max_tokens": 3}),

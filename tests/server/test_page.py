@@ -14,8 +14,8 @@ import pytest
 from support.fake_engine import FakeEngine, FakeRequest, until
 from support.served import Served, served
 
+from distmk.engine.sampling_params import TokenOutput
 from distmk.errors import DistmkError, UsageError
-from distmk.serving.sampling import TokenOutput
 
 sync_api = pytest.importorskip("playwright.sync_api")
 

@@ -14,14 +14,14 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
+from distmk.engine.engine_client import Deliver
+from distmk.engine.logprobs import make_logprob
+from distmk.engine.sampling_params import Logprob, SamplingParams, TokenOutput
+from distmk.engine.stats import EngineStats
 from distmk.errors import DistmkError, UsageError
-from distmk.serving.detokenizer import Detokenizer
-from distmk.serving.engine_client import Deliver
-from distmk.serving.logprobs import make_logprob
-from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
-from distmk.serving.stats import EngineStats
-from distmk.serving.token_speller import TokenSpeller
-from distmk.serving.tokenizer import BYTE_LEVEL, Tokenizer
+from distmk.text.detokenizer import Detokenizer
+from distmk.text.token_speller import TokenSpeller
+from distmk.text.tokenizer import BYTE_LEVEL, Tokenizer
 
 WORDS = [
     "the",

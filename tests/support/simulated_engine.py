@@ -17,11 +17,11 @@ from distmk import SamplingParams
 from distmk.abi import CommandKind, FinishReason
 from distmk.backends.launch_block import LaunchBlock, Token
 from distmk.backends.launch_spec import LaunchSpec
+from distmk.engine.engine_thread import EngineThread, IdlePolicy
+from distmk.engine.request import Request
+from distmk.engine.request_queue import SubmittedBatch
+from distmk.engine.sampling_params import TokenOutput
 from distmk.errors import Interrupted, RankLostError
-from distmk.serving.driver import Driver, IdlePolicy
-from distmk.serving.request_queue import Call
-from distmk.serving.requests import Request
-from distmk.serving.sampling import TokenOutput
 
 NUM_SLOTS, NUM_ENTRIES, MAX_TOKENS = 2, 3, 6
 MOST_STEPS = 20_000
@@ -31,7 +31,7 @@ MOST_STEPS = 20_000
 class Ticket:
     """A call or a task of the simulation, in the order of submission."""
 
-    call: Call | None = None  # None: a task
+    call: SubmittedBatch | None = None  # None: a task
     result: Future[None] | None = None  # of a task
     num_ends: dict[int, int] = field(default_factory=dict)  # of each request, by the first token of its prompt
     started: set[int] = field(
@@ -49,7 +49,7 @@ class Ticket:
 
 
 class SimulatedEngine:
-    """What a `Driver` needs of an engine. `faults`: whether launches may fail."""
+    """What a `EngineThread` needs of an engine. `faults`: whether launches may fail."""
 
     page_size, caches_prefixes, num_kv_pages, max_model_len = 16, False, 8, 64
 
@@ -173,7 +173,7 @@ class Callers:
         self.violations: list[str] = []
         self.engine = SimulatedEngine(self, faults)
         exit_after_s = self.rng.choice((0.0, 0.002, None))
-        self.driver = Driver(self.engine, leads, IdlePolicy(exit_after_s))  # type: ignore[arg-type]
+        self.driver = EngineThread(self.engine, leads, IdlePolicy(exit_after_s))  # type: ignore[arg-type]
         self._really_rest = self.driver._changed.wait
         self.driver._changed.wait = self._rest  # type: ignore[assignment]
 
@@ -225,7 +225,7 @@ class Callers:
                 ticket.num_ends[number] += 1
             self.act()
 
-        call = ticket.call = Call(requests, deliver, alone=alone)
+        call = ticket.call = SubmittedBatch(requests, deliver, alone=alone)
         with self._ticket(ticket):
             self.driver.submit(call)
 

@@ -1,0 +1,190 @@
+"""Sampling parameters, and outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from distmk.engine.absent_parameters import SAMPLING, UnsupportedError, refusal, suggestion, takes_absent
+from distmk.parameter_checks import biases, flag, real, strings, token_ids, whole
+from distmk.text.stop_strings import check_stop_strings
+
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "TokenOutput"]
+
+MAX_LOGPROBS = 20
+MAX_BIAS = 100.0
+MAX_TEMPERATURE = 100.0
+MAX_COMPLETIONS = 128  # of one prompt
+_MOST = (1 << 31) - 1
+_SEEDS = (-(1 << 63), (1 << 63) - 1)
+
+
+@takes_absent(SAMPLING)
+@dataclass
+class SamplingParams:
+    """How the tokens of a completion are chosen, and where it ends. Names and ranges as in vLLM. UsageError: a wrong value.
+
+    Values may be changed: they are checked again when a request is made, which keeps a copy.
+
+    `max_tokens`: of the completion; None: as many as the context has room for. `n`: completions of the prompt.
+
+    The distribution: the softmax of logits / `temperature` (0: the best token), of which only the `top_k` most probable tokens
+    (0 or -1: all) are left, then the fewest whose probabilities sum up to `top_p`, and those that have at least `min_p` of the
+    highest probability. `seed` (None: one that the engine's seed gives): a token's random number follows from seed, position and
+    token id alone. Repeated alone or in company a request with a seed gives the same text but for rounding, which seldom matters
+    while up to 16 such requests run at once; with `LLM(deterministic=True)` always. Before that, logits are changed:
+    `logit_bias` is added by token id; `presence_penalty` is taken off once, and `frequency_penalty` as often as the token was
+    generated; `repetition_penalty` divides positive logits, and multiplies others, of tokens of the prompt or the completion.
+    `LLM` takes biases of up to 300 tokens, and with `min_tokens` up to 84 end and stop tokens.
+
+    The end: a token of `stop_token_ids` or of the model (not with `ignore_eos`), or a text of `stop`, which may be a special
+    token. The completion does not show it (unless `include_stop_str_in_output`); none of them ends it before `min_tokens`
+    tokens. `skip_special_tokens`: the text leaves special tokens out.
+
+    `logprobs`, `prompt_logprobs`: the number of most probable tokens whose log probabilities are given for every position of the
+    completion, or of the prompt, beside those of the token itself; 0: only of that. None: of none.
+    """
+
+    max_tokens: int | None = 64
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        checked: dict[str, object] = {
+            "temperature": real("temperature", self.temperature, 0, MAX_TEMPERATURE, f"0 to {MAX_TEMPERATURE:g}"),
+            "top_p": real("top_p", self.top_p, 0, 1, "more than 0 and at most 1", above=True),
+            "top_k": whole("top_k", self.top_k, -1, _MOST, "1 or more, or 0 or -1 for all tokens"),
+            "min_p": real("min_p", self.min_p, 0, 1, "0 to 1"),
+            "n": whole("n", self.n, 1, MAX_COMPLETIONS, f"1 to {MAX_COMPLETIONS}"),
+            "presence_penalty": real("presence_penalty", self.presence_penalty, -2, 2, "-2 to 2"),
+            "frequency_penalty": real("frequency_penalty", self.frequency_penalty, -2, 2, "-2 to 2"),
+            "repetition_penalty": real(
+                "repetition_penalty", self.repetition_penalty, 0, 100, "more than 0 and at most 100", above=True
+            ),
+            "logit_bias": biases("logit_bias", self.logit_bias, MAX_BIAS),
+            "ignore_eos": flag("ignore_eos", self.ignore_eos),
+            "stop": strings("stop", self.stop),
+            "stop_token_ids": token_ids("stop_token_ids", self.stop_token_ids),
+            "include_stop_str_in_output": flag("include_stop_str_in_output", self.include_stop_str_in_output),
+            "skip_special_tokens": flag("skip_special_tokens", self.skip_special_tokens),
+        }
+        if self.max_tokens is not None:
+            checked["max_tokens"] = whole(
+                "max_tokens", self.max_tokens, 1, _MOST, "1 or more, or None for all that fit"
+            )
+        if self.seed is not None:
+            checked["seed"] = whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits, or None")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                checked[name] = whole(name, count, 0, MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}, or None")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        check_stop_strings(self.stop)
+        most = _MOST if self.max_tokens is None else self.max_tokens
+        expected = "0 or more" if self.max_tokens is None else f"0 to max_tokens, which is {most}"
+        object.__setattr__(self, "min_tokens", whole("min_tokens", self.min_tokens, 0, most, expected))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__dataclass_fields__:
+            object.__setattr__(self, name, value)
+        elif name not in SAMPLING:
+            close = suggestion(name, self.__dataclass_fields__.keys())
+            raise UnsupportedError(f"SamplingParams has no parameter {name!r}{close}")
+        elif refused := refusal(name, value, SAMPLING):
+            raise UnsupportedError(refused)
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing with this one."""
+        return copy.deepcopy(self)
+
+    def checked(self, **changes: object) -> SamplingParams:
+        """A copy with `changes`, whose values are checked again. UsageError: one is wrong."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """As in vLLM, of one token at one position of a text.
+
+    decoded_token: the text that the token adds behind the tokens before it, with U+FFFD for parts of characters; of a special
+    token that the text leaves out, its name. token_bytes: the bytes that it adds, b"" if none; joined, the bytes of the chosen
+    tokens are the text. Both None: the model has no tokenizer.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+    token_bytes: bytes | None = None
+
+
+@dataclass(frozen=True)
+class TokenOutput:
+    """One generated token of completion `index`: the text it adds, and on the last token `finish_reason`: stop or length.
+
+    A request that was cancelled ends with `finish_reason` abort and `token_id` -1: no further token. `stop_reason`: as of
+    `CompletionOutput`.
+    """
+
+    index: int
+    token_id: int
+    text: str
+    finish_reason: str | None
+    logprobs: dict[int, Logprob] | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """All tokens of one completion of a prompt. `index`: among those. `ms_per_token`: mean time between tokens.
+
+    finish_reason: stop, length, abort if it was cancelled, or None if it is not over. stop_reason: the stop string, or the token
+    of `stop_token_ids`, that ended it; None: nothing of the kind, such as an end token of the model.
+    logprobs: for every token, if they were asked for, by token id: its own log probability and those of the most probable tokens,
+    by the model's logits before any sampling parameter. cumulative_logprob: the sum of the tokens' own.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None
+    ms_per_token: float
+    index: int = 0
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A prompt and its `n` completions, in vLLM's form.
+
+    num_cached_tokens: of the prompt, those whose keys and values were cached; None if it has no token yet. prompt_logprobs: for
+    every token of the prompt, if they were asked for, as of a completion; None for the first one.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the completion ended of itself: by an end token, or at its full length."""
+        return all(output.finish_reason in ("stop", "length") for output in self.outputs)

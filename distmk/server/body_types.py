@@ -1,0 +1,168 @@
+"""Bodies of requests: OpenAI's parameters, and those of vLLM that OpenAI does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from distmk.engine.absent_parameters import REQUEST
+from distmk.engine.sampling_params import SamplingParams
+from distmk.text.chat.messages import ChatOptions
+
+_CHOICES = {"tool_choice": "tools", "function_call": "functions"}  # "none" of the one leaves out the other
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
+
+
+def _a_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class _Body(BaseModel):
+    """Unknown parameters are refused; null stands for a parameter's default."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_neutral_values(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        unasked = {listed for choice, listed in _CHOICES.items() if body.get(choice) == "none"}
+        return {name: value for name, value in body.items() if not (name in unasked or cls._asks_nothing(name, value))}
+
+    @classmethod
+    def _asks_nothing(cls, name: Any, value: Any) -> bool:
+        is_absent = name in REQUEST and name not in cls.model_fields
+        return value is None or (is_absent and REQUEST[name].takes(value))
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: usage with every piece
+
+
+Strict = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Generating(_Body):
+    """What both endpoints that generate have. Ranges are those of `SamplingParams`, which checks them."""
+
+    model: str
+    max_tokens: Strict | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Strict | None = None
+    min_p: Number | None = None
+    n: Strict | None = None
+    seed: Strict | None = None
+    stop: Annotated[Annotated[list[str], Field(fail_fast=True)] | None, BeforeValidator(_a_list)] = None
+    stop_token_ids: Annotated[list[Strict], Field(fail_fast=True)] | None = None
+    include_stop_str_in_output: Flag | None = None
+    skip_special_tokens: Flag | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: dict[int, Number] | None = None
+    min_tokens: Strict | None = None
+    ignore_eos: Flag | None = None
+    stream: Flag = False
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: Strict | None = None  # vLLM's: the number of top log probabilities at every position of the prompt
+    return_token_ids: Flag = False  # vLLM's: the ids beside the text
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether nothing is to be generated."""
+        return False
+
+    @property
+    def options(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
+
+    def sampling_params(self, defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
+        """The parameters given, `fields`, and the model's `defaults` for others. UsageError: a value out of range."""
+        given = {name: getattr(self, name) for name in _SAMPLING} | fields
+        return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
+
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+class CompletionRequest(Generating):
+    """/v1/completions. `prompt`: text, token ids, or a list of either."""
+
+    prompt: Any = None
+    echo: Flag = False
+    logprobs: Strict | None = None  # the number of top log probabilities beside the chosen token's
+
+    @property
+    def only_prompt(self) -> bool:
+        return self.echo and self.max_tokens == 0
+
+
+Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+"""Messages of a chat, which the engine checks and its chat template reads."""
+
+
+class _Rendering(_Body):
+    """vLLM's parameters that say how messages become a prompt, as in `ChatOptions`."""
+
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    chat_template: str | None = None  # only if the server trusts its clients' templates
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def chat_options(self) -> ChatOptions:
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "chat_template": self.chat_template,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+
+
+class ChatRequest(Generating, _Rendering):
+    """/v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: Strict | None = None
+    logprobs: Flag = False
+    top_logprobs: Strict | None = None
+
+
+class TokenizeRequest(_Rendering):
+    """vLLM's /tokenize: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    return_token_strs: Flag = False
+
+
+class DetokenizeRequest(_Body):
+    """vLLM's /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[Strict], Field(fail_fast=True)]
