@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from distmk.abi import Scores
     from distmk.api.async_llm import AsyncLLM
     from distmk.api.llm import LLM
+    from distmk.api.outputs import RequestOutput
     from distmk.backends.target import Target, choose_target
     from distmk.bootstrap import connect
     from distmk.cli.exit_status import run_main
-    from distmk.engine.sampling_params import RequestOutput, SamplingParams, TokenOutput
+    from distmk.engine.outputs import TokenOutput
+    from distmk.engine.sampling_params import SamplingParams
     from distmk.engine.session import Session
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
     from distmk.graph.graph import Graph
@@ -44,11 +46,11 @@ _HOMES = {
     "Scores": "abi",
     "ModelError": "errors",
     "RankLostError": "errors",
-    "RequestOutput": "engine.sampling_params",
+    "RequestOutput": "api.outputs",
     "SamplingParams": "engine.sampling_params",
     "Session": "engine.session",
     "Target": "backends.target",
-    "TokenOutput": "engine.sampling_params",
+    "TokenOutput": "engine.outputs",
     "UsageError": "errors",
     "choose_target": "backends.target",
     "compile_graph": "program.program",

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from distmk.api.prompts import read_params, read_prompt, read_prompts
-from distmk.api.request_seeds import RequestSeeds
+from distmk.api.request_seeds import RequestSeeds, each_completion
 from distmk.backends.defaults import choose_model_len
-from distmk.engine.engine import EngineArgs
+from distmk.engine.engine_args import EngineArgs
 from distmk.engine.generation_config import sampling_defaults
-from distmk.engine.request import Request, make_requests
+from distmk.engine.request import Request
 from distmk.engine.sampling_params import SamplingParams
 from distmk.engine.sampling_slot import biases_of
-from distmk.errors import ModelError, UsageError
+from distmk.errors import ModelError, UsageError, shown
 from distmk.text.chat.messages import ChatPrompt
 from distmk.text.chat.render import ChatRenderer
-from distmk.text.tokenizer import Tokenizer, load_tokenizer
+from distmk.text.tokenizer import EncodedPrompt, Tokenizer, load_tokenizer
 from distmk.text.tokenizer_files import end_tokens, find_tokenizer
 from distmk.weights import Checkpoint, open_checkpoint
 from distmk.weights.checkpoint import ModelFiles
@@ -25,8 +25,10 @@ from distmk.weights.checkpoint import ModelFiles
 
 @dataclass(frozen=True)
 class InputProcessor:
-    """Makes requests for one model. `no_tokenizer`: what to say of a prompt of text if there is no tokenizer. `eos_ids`: the
-    model's end tokens. `sampling_defaults`: see `generation_config`. `seeds`: for requests without a seed of their own.
+    """Makes requests for one model: the only place where prompts are encoded and token ids checked. Threads may share it.
+
+    `no_tokenizer`: what to say of a prompt of text if there is no tokenizer. `eos_ids`: the model's end tokens.
+    `sampling_defaults`: see `generation_config`. `seeds`: for requests without a seed of their own.
     """
 
     vocab_size: int
@@ -48,18 +50,38 @@ class InputProcessor:
         given_params = self.default_params() if params is None else params
         # A request keeps a copy of its own. UsageError: a value that was changed is wrong.
         each = [one.checked() for one in read_params(given_params, len(prompts))]
-        if self.tokenizer is None and any(isinstance(p, str | ChatPrompt) for p in prompts):
-            raise UsageError(self.no_tokenizer)
-        rendered = [self.chat_renderer.render(p) if isinstance(p, ChatPrompt) else p for p in prompts]
-        model = (self.tokenizer, self.vocab_size, self.max_model_len)
         requests: list[Request] = []
-        for prompt, one in zip(rendered, each, strict=True):
-            biases_of(one, self.eos_ids)  # refuses here what would not fit into a slot
-            requests += make_requests(prompt, one, *model, len(requests))
+        for prompt, one in zip(prompts, each, strict=True):
+            self._check_params(one)
+            encoded = self.encode(prompt)
+            self._check_ids(encoded.token_ids, is_text=isinstance(prompt, str))
+            for number, completion in enumerate(each_completion(one)):
+                requests.append(
+                    Request(
+                        prompt_ids=encoded.token_ids,
+                        params=completion,
+                        tokenizer=self.tokenizer,
+                        prompt=encoded.text,
+                        index=len(requests),
+                        number=number,
+                    )
+                )
         for request in requests:
             if request.params.seed is None:
                 request.engine_seed = self.seeds.draw()
         return requests
+
+    def encode(self, prompt: str | list[int] | ChatPrompt) -> EncodedPrompt:
+        """The token ids of a prompt, unchecked. UsageError: text without a tokenizer, text that is far too long, or a
+        conversation that the chat template refuses.
+        """
+        if isinstance(prompt, list):
+            return EncodedPrompt(prompt)
+        if isinstance(prompt, ChatPrompt):
+            return self.chat_renderer.render(prompt)
+        if self.tokenizer is None:
+            raise UsageError(self.no_tokenizer)
+        return EncodedPrompt(self.tokenizer.encode(prompt, max_tokens=self.max_model_len), prompt)
 
     @property
     def chat_renderer(self) -> ChatRenderer:
@@ -67,6 +89,48 @@ class InputProcessor:
         if self.chat is None:
             raise UsageError(self.no_tokenizer)
         return self.chat
+
+    def _check_ids(self, ids: list[int], is_text: bool) -> None:
+        """UsageError: a prompt is empty, too long, or has a token id out of range."""
+        if not ids and is_text:
+            raise UsageError("a prompt is empty; give it at least one character")
+        if not ids:
+            raise UsageError("a prompt has no tokens; give it at least one")
+        check_fits(ids, self.max_model_len)
+        self._check_range("", ids)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """UsageError: parameters that are about tokens or text do not go with this model."""
+        biases_of(params, self.eos_ids)  # refuses here what would not fit into a slot
+        self._check_range("logit_bias of ", params.logit_bias or ())
+        self._check_range("stop_token_ids with ", params.stop_token_ids)
+        if params.stop and self.tokenizer is None:
+            raise UsageError("stop strings need text, and this model has no tokenizer; give stop_token_ids")
+
+    def _check_range(self, what: str, token_ids: Collection[int]) -> None:
+        for token in (min(token_ids), max(token_ids)) if token_ids else ():
+            if not 0 <= token < self.vocab_size:
+                vocabulary = f"the vocabulary has ids 0 to {self.vocab_size - 1}"
+                raise UsageError(f"{what}token id {shown(token)} is out of range; {vocabulary}")
+
+
+def check_fits(ids: list[int], max_model_len: int) -> None:
+    """UsageError: a prompt leaves no room for a completion."""
+    if len(ids) >= max_model_len:
+        raise UsageError(
+            f"a prompt of {len(ids)} tokens leaves no room in a context of {max_model_len}; "
+            "shorten it or raise --max-model-len"
+        )
+
+
+def check_max_tokens(request: Request, max_model_len: int) -> None:
+    """UsageError: the tokens asked for do not fit into the context behind the prompt."""
+    asked, length = request.params.max_tokens, len(request.prompt_ids)
+    if asked is not None and asked > max_model_len - length:
+        raise UsageError(
+            f"max_tokens is {asked}; a prompt of {length} tokens leaves room for 1 to {max_model_len - length} "
+            f"in a context of {max_model_len}"
+        )
 
 
 def open_input_processor(args: EngineArgs) -> InputProcessor:

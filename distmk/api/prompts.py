@@ -10,7 +10,9 @@ from typing import Any, Protocol, TypedDict, TypeGuard
 from distmk.engine.sampling_params import SamplingParams
 from distmk.errors import UsageError, shown
 from distmk.parameter_checks import as_python
-from distmk.text.chat.messages import ChatPrompt
+from distmk.text.chat.messages import ChatOptions, ChatPrompt
+
+__all__ = ["ChatOptions", "Prompt", "Prompts", "either_params", "read_params", "read_prompt", "read_prompts"]
 
 _EXPECTED = "expected text, a list of token ids, or a list of such prompts"
 _TEXT, _IDS = "prompt", "prompt_token_ids"  # the keys of a dict

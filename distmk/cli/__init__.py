@@ -9,10 +9,10 @@ from types import FrameType
 from typing import NoReturn
 
 import distmk
+from distmk.absent_parameters import suggestion
 from distmk.cli.exit_status import status_of
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import discard_unwritten, occupy_closed_descriptors, require_stdout, write_raw
-from distmk.engine.absent_parameters import suggestion
 from distmk.errors import UsageError
 
 _ENGINES = ("generate", "chat", "serve")  # commands that run a model

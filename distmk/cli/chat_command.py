@@ -20,7 +20,7 @@ from distmk.cli.prompts import MAX_BYTES
 from distmk.cli.sampling_options import add_sampling_options, sampling_params
 from distmk.cli.together import refusing_together
 from distmk.console import require_stdout, show, tell
-from distmk.engine.engine import EngineArgs
+from distmk.engine.engine_args import EngineArgs
 from distmk.errors import Interrupted, UsageError, one_line
 from distmk.text.chat.messages import ChatPrompt
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from distmk.bootstrap import Bootstrap, agree
 from distmk.bootstrap.messages import from_json, malformed, to_json
-from distmk.engine.engine import Engine, EngineArgs
+from distmk.engine.engine import Engine
+from distmk.engine.engine_args import EngineArgs
 from distmk.engine.own_model import OwnModel
 from distmk.errors import Interrupted
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from distmk import env
-from distmk.abi import MAX_SEQUENCES
 from distmk.backends.cuda.gpus import check_residence
 from distmk.backends.defaults import (
-    MAX_WORKERS,
     RowBuckets,
     agree_on_backend,
     agree_on_workers,
     backend_choices,
-    check_backend,
     check_heads,
     check_schedulers,
     choose_max_seqs,
@@ -37,108 +33,23 @@ from distmk.bootstrap import Bootstrap, agree, agree_same
 from distmk.bootstrap.messages import gather_json
 from distmk.console import tell
 from distmk.engine.context_notice import tell_of_context
+from distmk.engine.engine_args import EngineArgs
 from distmk.engine.kept_logits import collect_logits
 from distmk.engine.kv_memory import KvMemory, with_kv_pages
 from distmk.engine.own_model import OwnModel
 from distmk.engine.program_cache import proved_program
 from distmk.engine.running_launch import RunningLaunch
 from distmk.engine.session import Session
-from distmk.errors import UsageError
 from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
 from distmk.lower.memory import least_memory
 from distmk.nvtx_ranges import nvtx_range
-from distmk.parameter_checks import deadline, flag, real, text, whole
 from distmk.progress import Progress, progress
 from distmk.text.tokenizer_files import end_tokens, find_tokenizer
 from distmk.trace import Trace
 from distmk.weights import Checkpoint, open_checkpoint
 
-# Far above what any machine can serve: a larger value is a mistake, and would only exhaust memory or threads.
-_MOST = {
-    "num_workers": MAX_WORKERS,
-    "num_schedulers": MAX_WORKERS,
-    "max_model_len": 1 << 24,
-    "max_num_seqs": MAX_SEQUENCES,
-    "num_gpu_blocks_override": 1 << 28,
-}
-_MOST_TRACED = 1_000_000
-_SEEDS = (-(1 << 63), (1 << 63) - 1)
-_LOAD_FORMATS = {"auto": "auto", "dummy": "dummy", **dict.fromkeys(("hf", "safetensors", "gguf"), "auto")}
 _NOT_SHARED = ("model", "tokenizer")  # arguments that may differ between hosts: paths
-
-
-@dataclass(frozen=True)
-class EngineArgs:
-    """Arguments of an engine, the same on every rank. Lengths are in tokens; None: see `backends.defaults`.
-
-    `num_schedulers`: of a rank, in threads of their own, or on an SM of their own; None: every worker runs one in its idle
-    time. `gpu_memory_utilization`: share of a device's memory, or of a host's on the host twin, that all its ranks may take;
-    what weights leave of it becomes KV cache. `max_num_batched_tokens`: tokens that an iteration carries at most, of prompts
-    and of sequences that decode; None: as many as it can. `num_gpu_blocks_override`: pages of the KV cache, instead.
-    `idle_exit_s`: seconds that a launch stays once all is served; None: until the engine is closed. `generation_config`: see
-    `engine.generation_config`. `deterministic`: the arithmetic of a request depends on no other request
-    (`DecodeOptions.deterministic`).
-    `tokenizer`: folder, GGUF file or Hub name of another tokenizer than the model's. `revision`, `tokenizer_revision`: branch,
-    tag or commit of models on the Hub. `seed`: of requests without a seed of their own, and of dummy weights; None: requests
-    are drawn differently in every run. UsageError: a value is out of range.
-    """
-
-    model: str
-    tokenizer: str | None = None
-    revision: str | None = None
-    tokenizer_revision: str | None = None
-    load_format: str = "auto"
-    seed: int | None = 0
-    num_workers: int | None = None
-    backend: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    deadline_s: float | None = None
-    deterministic: bool = False
-    keep_logits: bool = False
-    trace_iterations: int = 0
-    num_schedulers: int | None = None
-    gpu_memory_utilization: float = 0.9
-    num_gpu_blocks_override: int | None = None
-    enable_prefix_caching: bool = True
-    idle_exit_s: float | None = 0.0
-    generation_config: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_backend(self.backend)
-        if self.load_format not in _LOAD_FORMATS:
-            raise UsageError(f"load format {self.load_format!r} is not one of {', '.join(_LOAD_FORMATS)}")
-        checked: dict[str, object] = {"load_format": _LOAD_FORMATS[self.load_format]}
-        checked |= {
-            name: whole(name, value, 1, most, f"a whole number from 1 to {most}")
-            for name, most in _MOST.items()
-            if (value := getattr(self, name)) is not None
-        }
-        expected = "more than 0 and at most 1"
-        checked |= {
-            "gpu_memory_utilization": real(
-                "gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, expected, above=True
-            ),
-            "trace_iterations": whole(
-                "trace_iterations", self.trace_iterations, 0, _MOST_TRACED, f"0 (no trace) to {_MOST_TRACED}"
-            ),
-            "deterministic": flag("deterministic", self.deterministic),
-            "keep_logits": flag("keep_logits", self.keep_logits),
-            "enable_prefix_caching": flag("enable_prefix_caching", self.enable_prefix_caching),
-        }
-        for name in ("tokenizer", "revision", "tokenizer_revision"):
-            if (value := getattr(self, name)) is not None:
-                checked[name] = text(name, value)
-        if self.seed is not None:
-            checked["seed"] = whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits, or None")
-        if self.idle_exit_s is not None:
-            checked["idle_exit_s"] = real("idle_exit_s", self.idle_exit_s, 0, math.inf, "0 or more, or None")
-        if self.deadline_s is not None:
-            checked["deadline_s"] = deadline(self.deadline_s)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
 
 
 def _peak_bytes() -> int:
@@ -287,7 +198,7 @@ class Engine:
         self.checkpoint.close()
 
     def launch(self) -> RunningLaunch:
-        """Start a launch; rank 0 adds requests to it until it lets it finish (`feed`)."""
+        """Start a launch; rank 0 adds requests to it until it lets it finish (`RequestTable`)."""
         num_traced = self.args.trace_iterations
         return self.session.launch(
             LaunchSpec(

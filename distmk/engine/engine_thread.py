@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 from distmk.engine.commands import command
@@ -27,78 +26,69 @@ T = TypeVar("T")
 _IDLE_POLL_S = 0.2  # between two looks at the other ranks while no request is under way
 
 
-@dataclass
-class IdlePolicy:
-    """How long a launch stays once all its requests are served, in seconds; None: until the driver stops."""
-
-    exit_after_s: float | None = 0.0
-
-
 class EngineThread:
-    """Runs launches on a thread of its own, for calls in the order of `RequestQueue`. `leads`: the other ranks wait for commands;
-    else each call is a launch, which they start themselves.
+    """Runs launches on a thread of its own, for batches of requests in the order of `RequestQueue`.
+
+    `leads`: the other ranks wait for commands; else each batch has a launch for itself, which the other ranks start themselves.
+    `idle_exit_s`: how long a launch stays once all its requests are served; None: until the thread stops.
 
     What it delivers, it delivers on its thread. Its methods may be called on any thread.
     """
 
-    def __init__(self, engine: Engine, leads: bool, idle: IdlePolicy) -> None:
-        self._engine, self._leads, self._idle = engine, leads, idle
+    def __init__(self, engine: Engine, leads: bool, idle_exit_s: float | None) -> None:
+        self._engine, self._leads, self._idle_exit_s = engine, leads, idle_exit_s
         self._lock = threading.RLock()  # what is delivered may call back, to cancel
         self._changed = threading.Condition(self._lock)
         self._queue = RequestQueue(keeps_cancelled=not leads)
-        self._feed: RequestTable | None = None  # of the launch that is under way
+        self._table: RequestTable | None = None  # of the launch that is under way
         self._stopping = False
         self._error: DistmkError | None = None  # that ended a launch, and with it the ranks' cooperation
         self._counters, self._pace, self._heap = Counters(), Pace(), FrozenHeap()
-        self._cache = PrefixCache(engine.page_size) if engine.caches_prefixes else None
+        self.prefix_cache = PrefixCache(engine.page_size) if engine.caches_prefixes else None
         self._thread = threading.Thread(target=self._run, name="distmk", daemon=True)
         self._thread.start()
 
     @property
     def is_current(self) -> bool:
-        """Whether this is the driver's thread."""
+        """Whether the caller is on this thread."""
         return threading.current_thread() is self._thread
 
-    def submit(self, call: SubmittedBatch) -> None:
-        """Serve a call, once it is its turn."""
-        self._append(call)
+    def add(self, item: SubmittedBatch | Task) -> None:
+        """Serve a batch, or run a task, once it is its turn. Interrupted: the thread has been stopped."""
+        with deferred(), self._lock:
+            if self._stopping:
+                raise _closed()
+            self._queue.append(item)
+            self._admit()
+            self._changed.notify()
 
-    def post(self, fn: Callable[[], T]) -> Future[T]:
-        """SubmittedBatch `fn` on the driver's thread between two launches, once it is its turn."""
+    def call(self, fn: Callable[[], T]) -> Future[T]:
+        """Call `fn` on this thread between two launches, once it is its turn."""
         task = Task(fn)
-        self._append(task)
+        self.add(task)
         return task.result
 
-    def perform(self, fn: Callable[[], T]) -> T:
-        """As `post`, and wait for the result."""
-        return self.post(fn).result()
-
-    def cancel(self, call: SubmittedBatch) -> None:
-        """End what is not over of a call."""
-        for request in call.requests:
-            self.cancel_request(request)
-
-    def cancel_request(self, request: Request) -> None:
-        """End a request early, if it is not over."""
+    def cancel(self, *requests: Request) -> None:
+        """End requests early, those that are not over."""
         with deferred(), self._lock:
-            if request.finish_reason is not None:
-                return
-            if self._feed is not None:
-                self._feed.cancel(request)
-            self._queue.cancel(request)
-            self._admit()  # the calls behind one that was cancelled
+            for request in requests:
+                if self._table is not None and not request.is_over:
+                    self._table.cancel(request)
+                if not request.is_over:
+                    self._queue.cancel(request)
+            self._admit()  # the batches behind one that was cancelled
 
     def stats(self) -> EngineStats:
         """What the engine does now. DistmkError: a launch has failed."""
         with self._lock:
             if self._error is not None:
                 raise self._error
-            counters, feed, num_pages = self._counters, self._feed, self._engine.num_kv_pages
-            counts = feed.counts if feed is not None else None
-            since_s = [call.arrived_s for call in self._queue.calls() for _ in call.unfinished]
-            since_s += feed.waiting_since_s() if feed is not None else []
+            counters, table, num_pages = self._counters, self._table, self._engine.num_kv_pages
+            counts = table.counts if table is not None else None
+            since_s = self._queue.waiting_since_s()
+            since_s += table.waiting_since_s() if table is not None else []
             return EngineStats(
-                num_running=feed.num_running if feed is not None else 0,
+                num_running=table.num_running if table is not None else 0,
                 num_waiting=len(since_s),
                 num_kv_pages=num_pages,
                 num_free_kv_pages=counts.num_free_pages if counts and counts.iterations else num_pages,
@@ -112,7 +102,7 @@ class EngineThread:
             )
 
     def stop(self) -> None:
-        """End the launch that is under way, fail the calls that are not over, and end the thread."""
+        """End the launch that is under way, fail the batches that are not over, and end the thread."""
         with deferred(), self._lock:
             self._stopping = True
             self._changed.notify()
@@ -120,18 +110,10 @@ class EngineThread:
             with self._engine.bootstrap.losing_stopped_ranks():
                 self._thread.join()
 
-    def _append(self, item: SubmittedBatch | Task) -> None:
-        with deferred(), self._lock:
-            if self._stopping:
-                raise _closed()
-            self._queue.append(item)
-            self._admit()
-            self._changed.notify()
-
     def _admit(self) -> None:
-        """Let calls whose turn it is join the launch that is under way."""
-        if self._feed is not None and self._feed.is_open and (calls := self._queue.take_sharing()):
-            self._feed.add(*calls)
+        """Let batches whose turn it is join the launch that is under way."""
+        if self._table is not None and self._table.is_open and (batches := self._queue.take_sharing()):
+            self._table.add(*batches)
 
     def _run(self) -> None:
         while (item := self._next()) is not None:
@@ -143,7 +125,7 @@ class EngineThread:
         self._refuse()
 
     def _next(self) -> SubmittedBatch | Task | None:
-        """Wait for the next call or task; None: the driver stops. A task is taken, a call stays until its launch has begun."""
+        """Wait for the next batch or task; None: the thread stops. A task is taken, a batch stays until its launch has begun."""
         with self._lock:
             while not self._stopping:
                 if (item := self._queue.first()) is not None:
@@ -161,61 +143,61 @@ class EngineThread:
         for item in items:
             item.fail(_closed())
 
-    def _serve(self, call: SubmittedBatch) -> None:
-        """A launch, for a call and those that join it."""
-        feed: RequestTable | None = None
+    def _serve(self, batch: SubmittedBatch) -> None:
+        """A launch, for a batch and those that join it."""
+        table: RequestTable | None = None
         launch: RunningLaunch | None = None
         try:
             if self._leads:
-                self._engine.bootstrap.send_command(command("generate", gather_logits=call.gather_logits))
+                self._engine.bootstrap.send_command(command("generate", gather_logits=batch.gather_logits))
             launch = self._engine.launch()
-            feed = self._begin(call, launch)
+            table = self._begin(batch, launch)
             while not launch.is_over:
-                self._step(launch, feed)
-            launch.end(lambda: self._engine.gather(launch, call.gather_logits))
+                self._step(launch, table)
+            launch.end(lambda: self._engine.gather(launch, batch.gather_logits))
         except BaseException as error:
-            self._fail(call, feed, launch, error)
+            self._fail(batch, table, launch, error)
         finally:
             with self._lock:
-                self._feed = None
-                self._counters.num_iterations += launch.launch.block.counts.iterations if feed and launch else 0
+                self._table = None
+                self._counters.num_iterations += launch.launch.block.counts.iterations if table and launch else 0
             self._rest()
-            call.ended.set()
+            batch.ended.set()
 
-    def _begin(self, call: SubmittedBatch, launch: RunningLaunch) -> RequestTable:
-        """Give a launch that has begun its first calls."""
-        if self._cache is not None and not launch.keeps_cache:
-            self._cache.clear()
-        feed = RequestTable(
-            launch.launch, self._engine.max_model_len, self._counters, self._cache, shares=not call.alone
+    def _begin(self, batch: SubmittedBatch, launch: RunningLaunch) -> RequestTable:
+        """Give a launch that has begun its first batches."""
+        if self.prefix_cache is not None and not launch.keeps_cache:
+            self.prefix_cache.clear()
+        table = RequestTable(
+            launch.launch, self._engine.max_model_len, self._counters, self.prefix_cache, shares=not batch.alone
         )
         with self._lock:
-            self._feed = feed
-            if call.alone:
-                self._queue.take(call)
-                feed.add(call)
+            self._table = table
+            if batch.alone:
+                self._queue.take(batch)
+                table.add(batch)
             self._admit()
-        return feed
+        return table
 
-    def _step(self, launch: RunningLaunch, feed: RequestTable) -> None:
+    def _step(self, launch: RunningLaunch, table: RequestTable) -> None:
         """Hand out new tokens, or wait for them; end a launch that has been idle for long enough."""
-        tokens = launch.poll(0.0 if feed.is_empty else POLL_S)
+        tokens = launch.poll(0.0 if table.is_empty else POLL_S)
         with self._lock:
             if self._stopping:
                 raise _closed()
-            feed.take(tokens)
+            table.take(tokens)
             if tokens:
                 self._pace.note(time.monotonic(), launch.launch.block.counts.iterations)
-            if not feed.is_empty:
+            if not table.is_empty:
                 self._heap.busy(time.monotonic())
-            if not feed.is_empty or feed.finishing:
+            if not table.is_empty or table.finishing:
                 return
             self._rest()
-            if self._idles(feed):
+            if self._idles(table):
                 self._changed.wait(_IDLE_POLL_S)
                 self._look_at_others()
             else:
-                feed.finish()
+                table.finish()
 
     def _rest(self) -> None:
         """There is no request to serve."""
@@ -227,17 +209,17 @@ class EngineThread:
         if self._leads and self._error is None and (silence := self._engine.bootstrap.silence()):
             self._error = RankLostError(silence)
 
-    def _idles(self, feed: RequestTable) -> bool:
+    def _idles(self, table: RequestTable) -> bool:
         """Whether a launch without requests waits for further ones."""
-        after_s = self._idle.exit_after_s
-        if not feed.is_open or self._queue.first() is not None:
+        after_s = self._idle_exit_s
+        if not table.is_open or self._queue.first() is not None:
             return False
-        return after_s is None or time.monotonic() - feed.idle_since_s < after_s
+        return after_s is None or time.monotonic() - table.idle_since_s < after_s
 
     def _fail(
-        self, call: SubmittedBatch, feed: RequestTable | None, launch: RunningLaunch | None, error: BaseException
+        self, batch: SubmittedBatch, table: RequestTable | None, launch: RunningLaunch | None, error: BaseException
     ) -> None:
-        """A launch has failed, and with it the calls in it. One that has not begun fails the call that it was for."""
+        """A launch has failed, and with it the requests in it. One that has not begun fails the batch that it was for."""
         with self._engine.bootstrap.losing_stopped_ranks():
             if launch is not None:
                 launch.stop()
@@ -246,12 +228,12 @@ class EngineThread:
         with self._lock:
             if isinstance(error, DistmkError) and not isinstance(error, Interrupted):
                 self._error = error
-            self._feed = None  # what is submitted from here on waits for another launch
-            if feed is not None:
-                feed.fail(error)
+            self._table = None  # what is submitted from here on waits for another launch
+            if table is not None:
+                table.fail(error)
             else:
-                self._queue.take(call)
-                call.fail(error)
+                self._queue.take(batch)
+                batch.fail(error)
 
 
 def _closed() -> Interrupted:

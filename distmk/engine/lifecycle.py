@@ -26,7 +26,7 @@ class Lifecycle:
     def __init__(self, owner: object, bootstrap: Bootstrap, leads: bool) -> None:
         self._leads = leads  # the other ranks wait for commands
         self.engine: Engine | None = None  # set once there is one
-        self.driver: EngineThread | None = None  # on rank 0
+        self.engine_thread: EngineThread | None = None  # on rank 0
         self._bootstrap = bootstrap
         self._owner_pid = os.getpid()
         self.is_closed = False
@@ -72,8 +72,8 @@ class Lifecycle:
                 self._bootstrap.close()
 
     def _close_engine(self, engine: Engine, in_step: bool) -> None:
-        if self.driver is not None:
-            self.driver.stop()
+        if self.engine_thread is not None:
+            self.engine_thread.stop()
         with self._bootstrap.losing_stopped_ranks():
             engine.session.stop()
         if in_step and self._leads and self._bootstrap.rank == 0:
@@ -82,7 +82,7 @@ class Lifecycle:
         engine.close()
 
     def _close_dropped(self) -> None:
-        if self.driver is not None and self.driver.is_current and self.is_owner:
+        if self.engine_thread is not None and self.engine_thread.is_current and self.is_owner:
             # Garbage is collected on any thread. This one is among those that are to end.
             threading.Thread(target=self._close_dropped).start()
             return

@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-from distmk.engine.engine_client import Deliver
-from distmk.engine.request import Request
+from distmk.engine.request import Deliver, Request
 
 
 @dataclass(eq=False)
 class SubmittedBatch:
-    """Requests that are submitted together.
+    """Requests that are submitted together. Their tokens go to `deliver`.
 
-    `gather_logits`: the logits of its launch are kept. `alone`: no other call shares its launch. `ended` is set once the launch
-    that such a call has for itself is over on all ranks.
+    `gather_logits`: the logits of its launch are kept. `alone`: no other batch shares its launch. `ended` is set once the launch
+    that such a batch has for itself is over on all ranks. UsageError: another call is serving one of the requests.
     """
 
     requests: list[Request]
-    deliver: Deliver
+    deliver: InitVar[Deliver]
     gather_logits: bool = False
     alone: bool = False
-    arrived_s: float = field(default_factory=time.monotonic)
     ended: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self, deliver: Deliver) -> None:
+        for request in self.requests:
+            request.begin(deliver)
 
     @property
     def unfinished(self) -> list[Request]:
         """The requests that are not over."""
-        return [request for request in self.requests if request.finish_reason is None]
+        return [request for request in self.requests if not request.is_over]
 
     def fail(self, error: BaseException) -> None:
-        """Tell whoever waits for a request of this call that it fails."""
-        for _ in self.unfinished:
-            self.deliver(error)
+        """Tell the receivers that the requests fail."""
+        for request in self.requests:
+            request.fail(error)
         self.ended.set()
 
 
@@ -55,24 +56,24 @@ class Task:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Let whoever waits for it see an error."""
+        """Raise an error for the caller who waits for the result."""
         self.result.set_exception(error)
 
 
 class RequestQueue:
-    """Calls and tasks in the order in which they came. Its user holds a lock.
+    """Batches and tasks in the order in which they came. Its user holds a lock.
 
     The rule: nothing passes what came before it. What becomes of the first one depends on the engine:
 
-    | the engine has                          | a call that shares      | a call that is alone, or a task                  |
-    | --------------------------------------- | ----------------------- | ------------------------------------------------ |
-    | no launch                               | starts one              | starts one, or runs                              |
-    | a launch that starts                    | joins once it has begun | waits                                            |
-    | a launch that shares                    | joins at once           | waits; the launch ends once its calls are served |
-    | a launch that ends, or of a call alone  | waits                   | waits                                            |
+    | the engine has                          | a batch that shares     | a batch that is alone, or a task                   |
+    | --------------------------------------- | ----------------------- | -------------------------------------------------- |
+    | no launch                               | starts one              | starts one, or runs                                |
+    | a launch that starts                    | joins once it has begun | waits                                              |
+    | a launch that shares                    | joins at once           | waits; the launch ends once its batches are served |
+    | a launch that ends, or of a batch alone | waits                   | waits                                              |
 
-    So a stream of calls starves neither a task nor a call that is alone: the calls behind that do not join. `keeps_cancelled`: a
-    call that was cancelled has its launch nevertheless, because the other ranks make the call, too.
+    So a stream of batches starves neither a task nor a batch that is alone: the batches behind that do not join.
+    `keeps_cancelled`: a batch that was cancelled has its launch nevertheless, because the other ranks start it, too.
     """
 
     def __init__(self, keeps_cancelled: bool = False) -> None:
@@ -94,9 +95,9 @@ class RequestQueue:
     def take_sharing(self) -> list[SubmittedBatch]:
         """Remove the first ones, up to the first that may not share a launch."""
         taken: list[SubmittedBatch] = []
-        while isinstance(call := self.first(), SubmittedBatch) and not call.alone:
-            self.take(call)
-            taken.append(call)
+        while isinstance(batch := self.first(), SubmittedBatch) and not batch.alone:
+            self.take(batch)
+            taken.append(batch)
         return taken
 
     def take_all(self) -> list[SubmittedBatch | Task]:
@@ -107,14 +108,17 @@ class RequestQueue:
 
     def cancel(self, request: Request) -> None:
         """End a request that waits here."""
-        for call in self.calls():
-            if any(one is request for one in call.unfinished):
-                call.deliver(request.abort())
-                if not call.unfinished and not self._keeps_cancelled and call in self._items:
-                    self._items.remove(call)
-                    call.ended.set()
+        for batch in self._batches():
+            if request in batch.unfinished:
+                request.abort()
+                if not batch.unfinished and not self._keeps_cancelled and batch in self._items:
+                    self._items.remove(batch)
+                    batch.ended.set()
                 return
 
-    def calls(self) -> list[SubmittedBatch]:
-        """The calls that wait."""
+    def waiting_since_s(self) -> list[float]:
+        """When each request that waits here began to wait."""
+        return [request.waiting_since_s for batch in self._batches() for request in batch.unfinished]
+
+    def _batches(self) -> list[SubmittedBatch]:
         return [item for item in self._items if isinstance(item, SubmittedBatch)]

@@ -1,4 +1,4 @@
-"""Sampling parameters, and outputs."""
+"""`SamplingParams`: how the tokens of a completion are chosen, and where it ends."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from distmk.engine.absent_parameters import SAMPLING, UnsupportedError, refusal, suggestion, takes_absent
+from distmk.absent_parameters import UnsupportedError, refusal, suggestion, takes_absent
+from distmk.engine.absent_sampling import SAMPLING
 from distmk.parameter_checks import biases, flag, real, strings, token_ids, whole
 from distmk.text.stop_strings import check_stop_strings
-
-__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "TokenOutput"]
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
@@ -117,74 +116,3 @@ class SamplingParams:
     def checked(self, **changes: object) -> SamplingParams:
         """A copy with `changes`, whose values are checked again. UsageError: one is wrong."""
         return replace(self, **changes)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Logprob:
-    """As in vLLM, of one token at one position of a text.
-
-    decoded_token: the text that the token adds behind the tokens before it, with U+FFFD for parts of characters; of a special
-    token that the text leaves out, its name. token_bytes: the bytes that it adds, b"" if none; joined, the bytes of the chosen
-    tokens are the text. Both None: the model has no tokenizer.
-    """
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-    token_bytes: bytes | None = None
-
-
-@dataclass(frozen=True)
-class TokenOutput:
-    """One generated token of completion `index`: the text it adds, and on the last token `finish_reason`: stop or length.
-
-    A request that was cancelled ends with `finish_reason` abort and `token_id` -1: no further token. `stop_reason`: as of
-    `CompletionOutput`.
-    """
-
-    index: int
-    token_id: int
-    text: str
-    finish_reason: str | None
-    logprobs: dict[int, Logprob] | None = None
-    stop_reason: int | str | None = None
-
-
-@dataclass(frozen=True)
-class CompletionOutput:
-    """All tokens of one completion of a prompt. `index`: among those. `ms_per_token`: mean time between tokens.
-
-    finish_reason: stop, length, abort if it was cancelled, or None if it is not over. stop_reason: the stop string, or the token
-    of `stop_token_ids`, that ended it; None: nothing of the kind, such as an end token of the model.
-    logprobs: for every token, if they were asked for, by token id: its own log probability and those of the most probable tokens,
-    by the model's logits before any sampling parameter. cumulative_logprob: the sum of the tokens' own.
-    """
-
-    token_ids: list[int]
-    text: str
-    finish_reason: str | None
-    ms_per_token: float
-    index: int = 0
-    cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
-    stop_reason: int | str | None = None
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A prompt and its `n` completions, in vLLM's form.
-
-    num_cached_tokens: of the prompt, those whose keys and values were cached; None if it has no token yet. prompt_logprobs: for
-    every token of the prompt, if they were asked for, as of a completion; None for the first one.
-    """
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    num_cached_tokens: int | None = None
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Whether the completion ended of itself: by an end token, or at its full length."""
-        return all(output.finish_reason in ("stop", "length") for output in self.outputs)

@@ -6,9 +6,8 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from distmk.server import chat_endpoint, completions_endpoint, operations, tokenize_endpoint
+from distmk.server.admission import HostCheck, Limits
 from distmk.server.errors import install_handlers
-from distmk.server.hosts import HostCheck
-from distmk.server.limits import Limits
 from distmk.server.request_log import RequestLog
 from distmk.server.state import ServerState
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from distmk.engine.stats import EngineStats
+from distmk.api.outputs import EngineStats
 from distmk.errors import DistmkError
 
 _FIRST_S = (

@@ -12,10 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distmk.engine.logprobs import make_logprob
-from distmk.engine.sampling_params import Logprob
-from distmk.text.token_speller import TokenSpeller, token_string
-from distmk.text.tokenizer import Tokenizer
+from distmk.api.outputs import Logprob, Tokenizer, token_string, unscored_token
 
 LEAST = -9999.0  # for -inf, which JSON does not have; as in OpenAI and vLLM
 
@@ -41,9 +38,8 @@ def scored_prompt(
     tokenizer: Tokenizer | None, token_ids: Sequence[int], positions: Sequence[Scores | None], skip_special: bool
 ) -> list[ScoredToken]:
     """The tokens of a prompt; the first one has no scores."""
-    speller = None if tokenizer is None else TokenSpeller(tokenizer, skip_special)
     return [
-        ScoredToken(i, make_logprob(i, 0.0, 0, speller) if scores is None else scores[i], scores)
+        ScoredToken(i, unscored_token(tokenizer, i, skip_special) if scores is None else scores[i], scores)
         for i, scores in zip(token_ids, positions, strict=True)
     ]
 

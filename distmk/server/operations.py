@@ -32,9 +32,9 @@ def router(state: ServerState) -> APIRouter:
             "object": "model",
             "created": state.created_s,
             "owned_by": "distmk",
-            "root": state.llm.llm.model,
+            "root": state.llm.model,
             "parent": None,
-            "max_model_len": state.max_model_len,
+            "max_model_len": state.llm.max_model_len,
         }
 
     @routes.get("/v1/models")
@@ -65,7 +65,7 @@ def router(state: ServerState) -> APIRouter:
         """What the engine does now, for the page."""
         return {
             "model": state.config.served_model_name,
-            "max_model_len": state.max_model_len,
+            "max_model_len": state.llm.max_model_len,
             **asdict(state.llm.stats()),
         }
 

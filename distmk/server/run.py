@@ -15,9 +15,8 @@ from typing import cast
 
 import uvicorn
 
-from distmk.api.async_llm import AsyncLLM
+from distmk.api.async_llm import AsyncLLM, EngineClient
 from distmk.console import tell
-from distmk.engine.engine_client import EngineClient
 from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.interrupts import signals_to
 from distmk.open_files import room_for_files
@@ -92,12 +91,13 @@ def _short_pauses() -> Iterator[None]:
 
 class Server(uvicorn.Server):
     def __init__(self, llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None:
+        async_llm = AsyncLLM(llm)
         config = replace(
             config,
             max_connections=min(config.max_connections, room_for_files()),
-            max_body_bytes=config.max_body_bytes or fitting_body_bytes(llm.max_model_len),
+            max_body_bytes=config.max_body_bytes or fitting_body_bytes(async_llm.max_model_len),
         )
-        self.state = ServerState(AsyncLLM(llm), config)
+        self.state = ServerState(async_llm, config)
         self.interrupted = False
         self.cuts_off = False  # what is under way shall not go on
         self._drain_until_s: float | None = None  # of the monotonic clock, once it drains

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from distmk.api.async_llm import AsyncLLM
 from distmk.errors import DistmkError
 from distmk.server.config import ServerConfig
 from distmk.server.errors import ApiError
 from distmk.server.metrics import Metrics
-from distmk.text.tokenizer import Tokenizer
 
 
 class ServerState:
@@ -27,19 +25,6 @@ class ServerState:
         self.engine_error: DistmkError | None = None
         self.num_sequences = 0
 
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self.llm.llm.tokenizer
-
-    @property
-    def max_model_len(self) -> int:
-        return self.llm.llm.max_model_len
-
-    @property
-    def sampling_defaults(self) -> Mapping[str, Any]:
-        """The model's, for requests that do not say."""
-        return self.llm.llm.sampling_defaults
-
     def engine_failed(self, error: DistmkError) -> None:
         """Note the error that ended the engine."""
         self.engine_error = self.engine_error or error
@@ -53,30 +38,34 @@ class ServerState:
                 404, f"the model {name[:200]!r} is not served here, only {names}", "model", "model_not_found"
             )
 
-    def check_serving(self) -> None:
-        """ApiError: the server takes no more requests."""
+    def check_template(self, given: str | None) -> None:
+        """ApiError: a request comes with a chat template, and the server does not trust it."""
+        if given is not None and not self.config.trust_request_chat_template:
+            message = (
+                "chat_template is the server's to choose; it takes another with --trust-request-chat-template only"
+            )
+            raise ApiError(400, message, "chat_template")
+
+    def check_serving(self, model: str | None = None) -> None:
+        """ApiError: the server takes no more requests, or does not have the model that one names."""
         if self.engine_error is not None:
             raise ApiError(503, f"the engine has ended: {self.engine_error}", code="engine_ended")
         if self.draining:
             raise ApiError(503, "the server is ending; it takes no more requests", headers={"connection": "close"})
+        self.check_model(model)
 
     @property
     def max_sequences(self) -> int:
         """Sequences that may run and wait."""
-        return self.llm.llm.max_num_seqs + self.config.max_queue
-
-    def check_count(self, count: int) -> None:
-        """ApiError: one request asks for more sequences than may run and wait."""
-        if count > self.max_sequences:
-            message = f"prompts times n are {count} sequences; one request may have {self.max_sequences}"
-            raise ApiError(400, message, "n")
+        return self.llm.max_num_seqs + self.config.max_queue
 
     @contextlib.contextmanager
     def admit(self, count: int) -> Iterator[None]:
         """Room for `count` sequences for the length of the block. ApiError: more than may ever run, or than may wait now."""
         self.check_serving()
-        self.check_count(count)
         limit = self.max_sequences
+        if count > limit:
+            raise ApiError(400, f"prompts times n are {count} sequences; one request may have {limit}", "n")
         if self.num_sequences + count > limit:
             self.metrics.refused()
             message = f"{self.num_sequences} sequences run and wait, of {limit} at most; ask again later"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,14 @@ _FIRST_DIFFERS = frozenset(
     ("Sequence", "ByteLevel", "ByteFallback", "Metaspace", "WordPiece", "Replace", "Fuse", "Strip")
 )
 """Steps of decoders which tell the first token of a text from later ones, and look at no neighbours."""
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """The token ids of a prompt, and its text if it was text."""
+
+    token_ids: list[int]
+    text: str | None = None
 
 
 class Tokenizer:

@@ -12,7 +12,8 @@ import torch
 from support.chat_model import write_chat_model, write_tokenizer
 
 from distmk import LLM, SamplingParams
-from distmk.engine.absent_parameters import METHODS, SAMPLING
+from distmk.api.absent_arguments import METHODS
+from distmk.engine.absent_sampling import SAMPLING
 from distmk.errors import ModelError, UsageError
 
 IDS = [[1, 2, 3]]

@@ -11,7 +11,8 @@ import pytest
 from support.fake_engine import FakeEngine, until
 
 from distmk import LLM, AsyncLLM
-from distmk.engine.sampling_params import SamplingParams, TokenOutput
+from distmk.engine.outputs import TokenOutput
+from distmk.engine.sampling_params import SamplingParams
 from distmk.errors import RankLostError, UsageError
 
 pytestmark = pytest.mark.usefixtures("slab_iterations")
@@ -106,13 +107,13 @@ def test_leaving_cancels(engine: FakeEngine, how: str) -> None:
     asyncio.run(run())
 
 
-def test_a_prompt_that_cannot_be_served_cancels_those_before_it(engine: FakeEngine) -> None:
+def test_a_prompt_that_cannot_be_served_keeps_those_before_it_from_being_submitted(engine: FakeEngine) -> None:
     async def run() -> None:
         llm = AsyncLLM(engine)
         with pytest.raises(UsageError, match="out of range"):
             async with llm.submit([[1], [10**6]], LONG):
                 pass
-        assert engine.num_submitted == engine.num_cancelled == 1
+        assert engine.num_submitted == 0
 
     asyncio.run(run())
 
@@ -139,6 +140,5 @@ def test_a_loop_that_ended_does_not_disturb_the_engine(engine: FakeEngine) -> No
 
     asyncio.run(run())
     until(lambda: engine.stats().num_generated_tokens > 10)
-    for request in list(engine._running):
-        engine.cancel(request)
+    engine.cancel(*(slot.request for slot in list(engine._running)))
     assert asyncio.run(whole(AsyncLLM(engine), "cat", SamplingParams(max_tokens=3)))

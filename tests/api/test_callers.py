@@ -15,7 +15,8 @@ from support.callers import submit_at_random
 from support.helpers import Runner
 
 from distmk import LLM, SamplingParams
-from distmk.engine.sampling_params import TokenOutput
+from distmk.api.outputs import output_of
+from distmk.engine.outputs import TokenOutput
 from distmk.errors import Interrupted, UsageError
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]
@@ -71,9 +72,9 @@ def test_unfinished_output_says_so(llm: LLM) -> None:
     stream = llm.run(requests)
     taken = [next(stream).token_id for _ in range(3)]
     stream.close()
-    output = requests[0].output().outputs[0]
+    output = output_of(requests[0]).outputs[0]
     assert output.finish_reason in (None, "abort") and output.token_ids[:3] == taken
-    assert not requests[0].output().finished
+    assert not output_of(requests[0]).finished
     assert len(tokens(llm, [1, 2, 3])) == 20
 
 

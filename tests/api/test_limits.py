@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distmk import LLM
-from distmk.engine.engine import EngineArgs
+from distmk.engine.engine_args import EngineArgs
 from distmk.errors import UsageError
 
 HUGE = 10**5000

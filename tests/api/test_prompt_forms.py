@@ -213,7 +213,7 @@ def test_calls_that_are_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> No
     def start(*_: Any) -> None:
         raise AssertionError("a launch was started")
 
-    monkeypatch.setattr(llm.llm_engine.engine, "launch", start)
+    monkeypatch.setattr(llm.engine, "launch", start)
     outside = "is out of range; the vocabulary has ids 0 to 202"
     for prompts, text in (
         ([1, 203], f"token id 203 {outside}"),

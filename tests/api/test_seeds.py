@@ -17,7 +17,7 @@ import pytest
 from support.pages import random_ids
 
 from distmk import LLM, SamplingParams
-from distmk.engine.sampling_params import RequestOutput
+from distmk.api.outputs import RequestOutput
 
 TEXT = Path(__file__).resolve().parents[2] / "README.md"
 NUM_PAGES = 14  # of 16 tokens; the longest sequence takes 10

@@ -10,8 +10,10 @@ from support.byte_fallback import byte_fallback
 from test_tokenizer_text import WORDS
 
 from distmk.abi import FinishReason
+from distmk.api.input_processor import InputProcessor
+from distmk.api.outputs import output_of
 from distmk.backends.launch_block import Token
-from distmk.engine.request import Request, make_request
+from distmk.engine.request import Request
 from distmk.engine.sampling_params import SamplingParams
 from distmk.errors import UsageError
 from distmk.text.tokenizer import Tokenizer
@@ -22,7 +24,9 @@ VOCAB_SIZE = END + 1
 
 def complete(tokens: list[tuple[int, FinishReason]], **params: Any) -> Request:
     """A completion of "the" by `tokens`, up to the first that ends it."""
-    request = make_request("the", SamplingParams(**params), Tokenizer(byte_fallback(WORDS)), VOCAB_SIZE, 100)
+    request = InputProcessor(VOCAB_SIZE, 100, Tokenizer(byte_fallback(WORDS))).make_requests(
+        "the", SamplingParams(**params)
+    )[0]
     for token, finish in tokens:
         if request.append(Token(0, token, finish, 0)).finish_reason is not None:
             break
@@ -30,7 +34,7 @@ def complete(tokens: list[tuple[int, FinishReason]], **params: Any) -> Request:
 
 
 def told(request: Request) -> tuple[str, str | None, int | str | None]:
-    output = request.output().outputs[0]
+    output = output_of(request).outputs[0]
     return output.text, output.finish_reason, output.stop_reason
 
 

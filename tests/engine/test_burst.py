@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from distmk import LLM, SamplingParams
-from distmk.engine.sampling_params import TokenOutput
+from distmk.engine.outputs import TokenOutput
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]
 NUM_REQUESTS, NUM_TOKENS = 6, 40
@@ -28,14 +28,14 @@ def llm(request: pytest.FixtureRequest, endless: Path) -> Iterator[LLM]:
 def launch_is_held(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Each launch says that it starts, and waits until it may."""
     starts, may_start = threading.Event(), threading.Event()
-    launch = llm.llm_engine.engine.launch
+    launch = llm.engine.launch
 
     def held() -> object:
         starts.set()
         assert may_start.wait(30)
         return launch()
 
-    monkeypatch.setattr(llm.llm_engine.engine, "launch", held)
+    monkeypatch.setattr(llm.engine, "launch", held)
     return starts, may_start
 
 

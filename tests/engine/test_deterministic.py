@@ -14,7 +14,7 @@ from support.pages import random_ids
 from support.tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
-from distmk.engine.sampling_params import RequestOutput
+from distmk.api.outputs import RequestOutput
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions
 

@@ -106,7 +106,7 @@ def test_what_others_have_frozen_stays_so() -> None:
 
 
 @pytest.mark.parametrize("faults", [False, True])
-def test_a_driver_freezes_while_it_has_requests(faults: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_freezes_while_it_has_requests(faults: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_pause, "_SETTLED_S", -1.0)
     monkeypatch.setattr(gc_pause, "_IDLE_S", 0.0)
     monkeypatch.setattr(engine_thread, "_IDLE_POLL_S", 0.0005)
@@ -123,6 +123,6 @@ def test_a_driver_freezes_while_it_has_requests(faults: bool, monkeypatch: pytes
     callers = Watched(int(time.time()), 30, faults=faults)
     while not callers.is_over:
         time.sleep(0.001)
-    callers.driver.stop()
+    callers.thread.stop()
     assert (True, True) in seen
     assert faults or (False, True) not in seen  # the calls of a launch that fails are told before

@@ -19,7 +19,8 @@ from support.tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
 from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, MAX_SEQUENCES
-from distmk.engine.sampling_params import Logprob, RequestOutput
+from distmk.api.outputs import RequestOutput
+from distmk.engine.outputs import Logprob
 from distmk.errors import UsageError
 
 pytestmark = pytest.mark.timeout(200)

@@ -11,8 +11,8 @@ import pytest
 from support.pages import check_all_free, random_ids
 
 from distmk import LLM, SamplingParams
+from distmk.engine.outputs import TokenOutput
 from distmk.engine.request_queue import SubmittedBatch
-from distmk.engine.sampling_params import TokenOutput
 from distmk.errors import UsageError
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]
@@ -31,8 +31,8 @@ class Served:
         self.delivered = [list[TokenOutput]() for _ in work]
         self._llm, self._cancel_after = llm, [after for *_, after in work]
         self._over = threading.Semaphore(0)
-        assert llm.llm_engine.closing.driver is not None
-        llm.llm_engine.closing.driver.submit(SubmittedBatch(self.requests, self._deliver))
+        assert llm.lifecycle.engine_thread is not None
+        llm.lifecycle.engine_thread.add(SubmittedBatch(self.requests, self._deliver))
         for _ in work:
             assert self._over.acquire(timeout=60)
 

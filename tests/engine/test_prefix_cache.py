@@ -25,7 +25,7 @@ def test_cached_tokens_are_not_computed_again(tiny_model: Path, rng: np.random.G
         for ids in (prompt, prompt, [*prompt[:70], 1, 2], prompt[:64], prompt[:65], [1, *prompt]):
             before = llm.stats()
             output = llm.generate([ids], FOUR)[0]
-            llm.llm_engine.between_launches(lambda: None)  # it is over
+            llm.between_launches(lambda: None)  # it is over
             after = llm.stats()
             cached = output.num_cached_tokens
             assert after.num_iterations - before.num_iterations == -(-(len(ids) - cached) // 16) + 3
@@ -61,7 +61,7 @@ def test_what_an_aborted_launch_leaves_is_not_trusted(tiny_model: Path, rng: np.
     with LLM(str(tiny_model), num_workers=1) as llm:
         expected = llm.generate([prompt], FOUR)[0].outputs[0].token_ids
         assert llm.generate([prompt], FOUR)[0].num_cached_tokens == 64
-        llm.llm_engine.between_launches(lambda: llm.llm_engine.engine.launch().stop())
+        llm.between_launches(lambda: llm.engine.launch().stop())
         again = llm.generate([prompt], FOUR)[0]
         assert (again.num_cached_tokens, again.outputs[0].token_ids) == (0, expected)
         check_all_free(llm)
@@ -81,12 +81,12 @@ def test_a_page_with_other_content_is_not_trusted(tiny_model: Path, rng: np.rand
     prompt = random_ids(rng, 80)
     with LLM(str(tiny_model), num_workers=1) as llm:
         expected = llm.generate([prompt], FOUR)[0].outputs[0].token_ids
-        cache = llm.llm_engine.closing.driver._cache  # type: ignore[union-attr]
+        cache = llm.lifecycle.engine_thread.prefix_cache  # type: ignore[union-attr]
         assert cache is not None
         good = cache.find(prompt, CachedTokens())
         wrong = [(good[1][0], good[1][1] + 1), (-1, 1), (150, 1), (1 << 30, 0), (good[1][0], 0)]
-        llm.llm_engine.between_launches(lambda: None)  # the launch is over, in order
-        launch = llm.llm_engine.engine.launch()
+        llm.between_launches(lambda: None)  # the launch is over, in order
+        launch = llm.engine.launch()
         block, cached = launch.launch.block, []
         for number, offered in enumerate([good, *([good[0], page, *good[2:]] for page in wrong)]):
             block.write_request(0, number, prompt, 4, True, prefix=offered)

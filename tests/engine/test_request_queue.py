@@ -14,12 +14,12 @@ NUM_ACTIONS = 100
 
 
 def run(callers: Callers, stops_early: bool) -> None:
-    """Until all is over, or for a moment only; then stop the driver."""
+    """Until all is over, or for a moment only; then stop the thread."""
     deadline_s = time.monotonic() + (callers.rng.random() * 0.01 if stops_early else 10)
     while not callers.is_over and time.monotonic() < deadline_s:
         time.sleep(0.001)
     assert stops_early or callers.is_over, "not over after 10 s"
-    callers.driver.stop()
+    callers.thread.stop()
 
 
 @pytest.mark.parametrize("leads", [True, False])

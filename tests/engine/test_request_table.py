@@ -14,33 +14,33 @@ from distmk.abi import Command, CommandKind, FinishReason, RowSample
 from distmk.backends.launch_block import LOGPROBS, LaunchBlock, Token
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.engine.counters import Counters, Pace
+from distmk.engine.outputs import TokenOutput
 from distmk.engine.prefix_cache import PrefixCache
 from distmk.engine.request import Request
 from distmk.engine.request_queue import SubmittedBatch
 from distmk.engine.request_table import RequestTable
-from distmk.engine.sampling_params import TokenOutput
 
 NONE, LENGTH, PREEMPTED = FinishReason.NONE, FinishReason.LENGTH, FinishReason.PREEMPTED
 
 
 class Fed:
-    """A feed, the block that it writes to, and what it delivers."""
+    """A request table, the block that it writes to, and what it delivers."""
 
     def __init__(self, num_requests: int = 1, cache: PrefixCache | None = None) -> None:
         header: Any = SimpleNamespace(header=SimpleNamespace(num_workers=1, num_schedulers=1), tasks=[])
         self.block = LaunchBlock.of(LaunchSpec(num_requests=num_requests, max_prompt_len=64, max_pages=16), header)
         launch: Any = SimpleNamespace(block=self.block, upload_request=lambda entry: None)
         self.counters, self.got = Counters(), list[TokenOutput | BaseException]()
-        self.feed = RequestTable(launch, 64, self.counters, cache)
+        self.table = RequestTable(launch, 64, self.counters, cache)
 
     def add(self, prompt: list[int], max_tokens: int, index: int = 0, **params: Any) -> Request:
-        request = Request(None, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params), None, index)
-        self.feed.add(SubmittedBatch([request], self.got.append))
+        request = Request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params), index=index)
+        self.table.add(SubmittedBatch([request], self.got.append))
         return request
 
     def take(self, number: int, token: int, finish: FinishReason = NONE) -> None:
         self.block.counts.commands_done = self.block.counts.commands
-        self.feed.take([Token(number, token, finish, 0)])
+        self.table.take([Token(number, token, finish, 0)])
 
     def sent(self) -> list[tuple[CommandKind, int]]:
         """Kind and number of all commands so far."""
@@ -55,7 +55,7 @@ def test_a_request_that_is_put_back_goes_on() -> None:
     fed.take(0, 11)
     fed.take(0, 12)
     fed.take(0, -1, PREEMPTED)
-    assert fed.sent() == [(CommandKind.ADD, 0), (CommandKind.ADD, 1)] and fed.feed.num_waiting == 1
+    assert fed.sent() == [(CommandKind.ADD, 0), (CommandKind.ADD, 1)] and fed.table.num_waiting == 1
     entry = fed.block.requests[0]
     assert (entry.prompt_len, entry.max_new, entry.num_output) == (5, 3, 2)
     assert fed.block.prompts[0, :5].tolist() == [1, 2, 3, 11, 12]
@@ -69,7 +69,7 @@ def test_a_request_that_is_put_back_goes_on() -> None:
         *((0, token) for token in (11, 12, 13, 14, 15)),
         (1, 16),
     ]
-    assert fed.counters == Counters(0, 4, 6, 2, 0) and fed.feed.is_empty
+    assert fed.counters == Counters(0, 4, 6, 2, 0) and fed.table.is_empty
 
 
 def test_who_waits_and_since_when() -> None:
@@ -77,16 +77,19 @@ def test_who_waits_and_since_when() -> None:
     fed = Fed(4)
     for since_s in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
         params = SamplingParams(max_tokens=5, ignore_eos=True)
-        fed.feed.add(SubmittedBatch([Request(None, [9], params, None)], fed.got.append, arrived_s=since_s))
-    assert fed.feed.num_waiting == 2 and fed.feed.waiting_since_s() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        request = Request([9], params)
+        batch = SubmittedBatch([request], fed.got.append)
+        request.waiting_since_s = since_s
+        fed.table.add(batch)
+    assert fed.table.num_waiting == 2 and fed.table.waiting_since_s() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     fed.block.counts.num_running = 2
-    assert fed.feed.waiting_since_s() == [3.0, 4.0, 5.0, 6.0]
+    assert fed.table.waiting_since_s() == [3.0, 4.0, 5.0, 6.0]
     fed.take(0, 11)
-    assert fed.feed.waiting_since_s() == [3.0, 4.0, 5.0, 6.0]
+    assert fed.table.waiting_since_s() == [3.0, 4.0, 5.0, 6.0]
     fed.block.counts.num_running = 1
     before_s = time.monotonic()
     fed.take(1, -1, PREEMPTED)
-    first, second, put_back, *others = fed.feed.waiting_since_s()
+    first, second, put_back, *others = fed.table.waiting_since_s()
     assert (first, second, others) == (3.0, 4.0, [5.0, 6.0]) and before_s <= put_back <= time.monotonic()
 
 
@@ -95,10 +98,10 @@ def test_a_cancelled_request_that_is_put_back_is_over() -> None:
     fed = Fed()
     request = fed.add([1, 2, 3], 5)
     fed.take(0, 11)
-    fed.feed.cancel(request)
-    fed.feed.cancel(request)
+    fed.table.cancel(request)
+    fed.table.cancel(request)
     fed.take(0, -1, PREEMPTED)
-    assert request.finish_reason == "abort" and fed.feed.is_empty and len(fed.got) == 2
+    assert request.finish_reason == "abort" and fed.table.is_empty and len(fed.got) == 2
     assert fed.sent() == [(CommandKind.ADD, 0), (CommandKind.CANCEL, 0)]
 
 
@@ -133,7 +136,7 @@ def test_each_token_of_a_prompt_is_scored_once() -> None:
         for token in tokens:
             record = np.zeros((), LOGPROBS)
             record["token"], record["rank"] = token, 1
-            fed.feed.take([Token(number, -1, NONE, 0, record)])
+            fed.table.take([Token(number, -1, NONE, 0, record)])
 
     score(1, prompt[1:4])
     fed.take(1, -1, PREEMPTED)
@@ -143,7 +146,7 @@ def test_each_token_of_a_prompt_is_scored_once() -> None:
     fed.take(2, -1, PREEMPTED)
     assert (entry.num_scores, entry.num_prefix_pages, entry.num_output) == (0, 2, 1)
     fed.take(3, 10, LENGTH)
-    found = request.output().prompt_logprobs
+    found = request.prompt_logprobs
     assert found is not None and [list(one or {}) for one in found] == [[], *([token] for token in prompt[1:])]
 
 
@@ -157,21 +160,21 @@ def test_requests_wait_for_the_prompt_that_they_share(end: str) -> None:
     fed.add(prompt, 2, prompt_logprobs=0)
     for _ in range(2):
         fed.add([1, 2], 2)
-    assert len(fed.sent()) == 4 and fed.feed.num_waiting == 2
+    assert len(fed.sent()) == 4 and fed.table.num_waiting == 2
     fed.block.pages[:, 1:3] = [(7, 1), (6, 1)]
     if end == "token":
         fed.take(0, 9)
-        assert fed.feed.num_waiting == 0
+        assert fed.table.num_waiting == 0
         assert [fed.block.requests[entry].num_prefix_pages for entry in range(8)].count(2) == 2
         return
     if end == "cancel":
-        fed.feed.cancel(first)
+        fed.table.cancel(first)
         fed.take(0, -1, FinishReason.ABORT)
     else:  # it is sent again, as the first to read the prompt
         fed.take(0, -1, PREEMPTED)
-    assert fed.feed.num_waiting == (1 if end == "cancel" else 2)
+    assert fed.table.num_waiting == (1 if end == "cancel" else 2)
     fed.take(4, 9)
-    assert fed.feed.num_waiting == 0
+    assert fed.table.num_waiting == 0
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def test_what_is_worth_waiting_for(reading: list[int], prompt: list[int], waits:
     fed = Fed(2, PrefixCache(4))
     fed.add(reading, 2)
     fed.add(prompt, 2)
-    assert fed.feed.num_waiting == waits
+    assert fed.table.num_waiting == waits
 
 
 def test_a_prompt_that_is_scored_is_not_waited_for() -> None:
@@ -199,7 +202,7 @@ def test_a_prompt_that_is_scored_is_not_waited_for() -> None:
     fed = Fed(2, PrefixCache(4))
     fed.add(list(range(9)), 2, prompt_logprobs=0)
     fed.add(list(range(9)), 2)
-    assert fed.feed.num_waiting == 0
+    assert fed.table.num_waiting == 0
 
 
 def test_what_is_cached_is_not_waited_for() -> None:
@@ -210,11 +213,11 @@ def test_what_is_cached_is_not_waited_for() -> None:
     fed.take(0, 9)
     for prompt in ([*shared, 50, 51], [*shared, 60, 61], [*shared, 60, 61]):  # less than a page of their own
         fed.add(prompt, 2)
-    assert fed.feed.num_waiting == 0
+    assert fed.table.num_waiting == 0
     fed.add([*shared, *range(50, 59)], 2)
     fed.add([*shared, *range(50, 58), 90], 2)
     fed.add([*shared, *range(50, 54), *range(90, 95)], 2)  # shares 4 of the 9 that either reads
-    assert fed.feed.num_waiting == 1
+    assert fed.table.num_waiting == 1
 
 
 def test_pace() -> None:

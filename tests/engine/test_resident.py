@@ -88,7 +88,7 @@ def test_a_full_token_ring_holds_the_launch(tiny_model: Path, monkeypatch: pytes
     with LLM(str(tiny_model), num_workers=1, max_model_len=64, deadline_s=0.5) as llm:
         expected = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=60, ignore_eos=True))[0].outputs[0].token_ids
         llm.peak_memory_bytes()  # a call between launches: the last one has ended
-        launch = llm.llm_engine.engine.launch()
+        launch = llm.engine.launch()
         block = launch.launch.block
         block.write_request(0, 7, [1, 2, 3], 60, True)
         block.send(CommandKind.ADD, 0, 7)
@@ -105,7 +105,7 @@ def test_cancelled_requests_free_their_slots(endless: Path) -> None:
     """One that runs, and one that waits for its slot: both end within an iteration of the command."""
     with LLM(str(endless), load_format="dummy", num_workers=1, max_model_len=2000, max_num_seqs=1) as llm:
         llm.peak_memory_bytes()  # a call between launches: the last one has ended
-        launch = llm.llm_engine.engine.launch()
+        launch = llm.engine.launch()
         block = launch.launch.block
         for number in (5, 6):
             block.write_request(number - 5, number, [1, 2, 3], 1500, True)

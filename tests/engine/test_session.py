@@ -21,7 +21,8 @@ from distmk import UsageError
 from distmk.backends import defaults
 from distmk.backends.defaults import agree_on_backend, agree_on_workers
 from distmk.bootstrap.single import SingleBootstrap
-from distmk.engine.engine import Engine, EngineArgs
+from distmk.engine.engine import Engine
+from distmk.engine.engine_args import EngineArgs
 from distmk.tasks import Affine
 
 pytestmark = pytest.mark.timeout(120)

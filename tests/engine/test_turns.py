@@ -16,7 +16,7 @@ from support.tiny import Reference, check_clear_share, check_greedy, relative_er
 
 from distmk import LLM, SamplingParams
 from distmk.abi import EVENT_STRIDE_BYTES, MAX_BUCKET_ROWS, MAX_ROWS, ProgramHeader, Space
-from distmk.engine.sampling_params import RequestOutput
+from distmk.api.outputs import RequestOutput
 from distmk.errors import UsageError
 from distmk.program.layout import Placed
 
@@ -57,7 +57,7 @@ def iterations(llm: LLM) -> tuple[int, ...]:
         offset = header.events_heap_offset + header.iteration_event * EVENT_STRIDE_BYTES
         return int(llm.session.backend.view(Placed("event", Space.HEAP, -1, offset, 1, 8), np.uint64)[0, 0])
 
-    first, *others = llm.llm_engine.between_launches(
+    first, *others = llm.between_launches(
         lambda: [count(program.ranks[0].header) for program in llm.session.program.every]
     )
     return first, *(number - 1 for number in others)  # their first turns are not started by their events

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.trainers import BpeTrainer
 
 from distmk.abi import FinishReason
+from distmk.api.input_processor import InputProcessor
 from distmk.backends.launch_block import Token
-from distmk.engine.request import make_request
 from distmk.engine.sampling_params import SamplingParams
 from distmk.text.stream_decoder import StreamDecoder
 from distmk.text.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ def test_burmese_behind_a_burmese_prompt() -> None:
     """The end of the prompt that the decoder is given is not cut inside a character: once 90 x U+FFFD for 30 of them."""
     mine = Tokenizer(byte_fallback(WORDS))
     for length in range(1, 12):
-        request = make_request(BURMESE[:length], SamplingParams(), mine, 1000, 1000)
+        request = InputProcessor(1000, 1000, mine).make_requests(BURMESE[:length], SamplingParams())[0]
         ids = mine.encode(BURMESE[:30])[2:]  # without BOS and the first space
         for number, token in enumerate(ids):
             request.append(Token(0, token, int(number == len(ids) - 1) * FinishReason.LENGTH, 0))
@@ -142,7 +142,7 @@ def test_a_prompt_that_ends_inside_a_character() -> None:
 def test_stop_tokens_are_no_text() -> None:
     """A stop token that is not marked as special leaves no text."""
     mine = Tokenizer(byte_fallback(WORDS))
-    request = make_request("the", SamplingParams(), mine, 1000, 1000)
+    request = InputProcessor(1000, 1000, mine).make_requests("the", SamplingParams())[0]
     for token, finish in ((258, FinishReason.NONE), (257, FinishReason.STOP)):
         request.append(Token(0, token, finish, 0))
     assert (request.pieces, request.token_ids) == ([" cat", ""], [258, 257])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from distmk.errors import UsageError, shown
@@ -13,19 +12,11 @@ from distmk.text.chat.files import ChatFiles, check_template_size, read_chat_fil
 from distmk.text.chat.messages import ChatPrompt, read_messages
 from distmk.text.chat.plain_values import plain
 from distmk.text.chat.template_frames import Outcome
-from distmk.text.tokenizer import Tokenizer
+from distmk.text.tokenizer import EncodedPrompt, Tokenizer
 from distmk.weights.checkpoint import ModelFiles
 
 _OWN_VARIABLES = ("messages", "add_generation_prompt")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-
-
-@dataclass(frozen=True)
-class RenderedPrompt:
-    """The text of a conversation, and its token ids."""
-
-    text: str
-    token_ids: list[int]
 
 
 class ChatRenderer:
@@ -48,14 +39,15 @@ class ChatRenderer:
     def has_template(self) -> bool:
         return bool(self.files.templates)
 
-    def render(self, prompt: ChatPrompt) -> RenderedPrompt:
+    def render(self, prompt: ChatPrompt) -> EncodedPrompt:
         """The text and ids of a conversation as transformers' `apply_chat_template` makes them.
 
         The template writes all special tokens, BOS among them, so the tokenizer adds none. UsageError: the messages, the options
         or the template are wrong, or the template refuses the conversation.
         """
         text = self.render_text(prompt)
-        return RenderedPrompt(text, self._tokenizer.encode(text, add_special=False, max_tokens=self._max_model_len))
+        ids = self._tokenizer.encode(text, add_special=False, max_tokens=self._max_model_len)
+        return EncodedPrompt(ids, text)
 
     def render_text(self, prompt: ChatPrompt) -> str:
         """As `render`, the text alone."""

@@ -1,150 +1,28 @@
-"""Parameters of vLLM's and OpenAI's interfaces that distmk does not have.
-
-A value that asks for nothing, or that only tunes how vLLM works, is taken and left out. Any other value is refused in one line,
-which names what exists instead. `LLM`, `SamplingParams`, the server and the command line read these tables.
-"""
+"""Arguments of vLLM's LLM, methods and command line, and of OpenAI's requests, that distmk does not have."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import functools
-import inspect
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
 
-from distmk.errors import UsageError, shown
+from distmk.absent_parameters import TUNES, Absent
+from distmk.engine.absent_sampling import NO_BEAMS, NO_GRAMMAR, SAMPLING
 
-T = TypeVar("T")
-
-
-class Absent(NamedTuple):
-    """A parameter that distmk does not have.
-
-    `neutral`: the values beside None that ask for nothing; None: every value, because all of them only tune. `instead`: what
-    exists in its place. `is_switch`: it is True or False, though every value is taken.
-    """
-
-    neutral: tuple[object, ...] | None
-    instead: str = ""
-    is_switch: bool = False
-
-    def takes(self, value: object) -> bool:
-        """Whether `value` asks for nothing."""
-        return value is None or self.neutral is None or any(_equal(value, each) for each in self.neutral)
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether it is True or False, an option without a value on the command line."""
-        return self.is_switch or (len(self.neutral or ()) == 1 and isinstance((self.neutral or ())[0], bool))
-
-
-class UnsupportedError(UsageError, AttributeError):
-    """An attribute that vLLM has and distmk does not. It is an AttributeError as well, so that `hasattr` is False."""
-
-
-def check_absent(given: Mapping[str, Any], absent: Mapping[str, Absent], owner: Callable[..., Any]) -> None:
-    """Check the parameters `given` that `owner`, a class or a function, does not have itself.
-
-    UsageError: one of them asks for something, or is not in `absent`; the message then suggests the closest name.
-    """
-    for name, value in given.items():
-        if name not in absent:
-            known = [*inspect.signature(owner).parameters, *absent]
-            raise UsageError(f"{owner.__name__} has no parameter {shown(name)}{suggestion(name, known)}")
-        if refused := refusal(name, value, absent):
-            raise UsageError(refused)
-
-
-def refusal(name: str, value: object, absent: Mapping[str, Absent]) -> str | None:
-    """Why `value` is refused for a parameter of `absent`; None: it asks for nothing."""
-    if absent[name].takes(value):
-        return None
-    return f"{name} is {shown(value)}, which distmk does not support; {absent[name].instead or 'leave it out'}"
-
-
-def suggestion(name: str, known: Collection[str]) -> str:
-    """The end of a message about an unknown name: the closest of the names that are known, if one is close."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def takes_absent(absent: Mapping[str, Absent]) -> Callable[[type[T]], type[T]]:
-    """Let the constructor of a dataclass take the parameters of `absent` that it does not have, as `check_absent` does."""
-
-    def decorate(cls: type[T]) -> type[T]:
-        own = {each.name for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        init = cls.__init__
-
-        @functools.wraps(init)
-        def __init__(self: T, *args: Any, **given: Any) -> None:
-            check_absent({name: value for name, value in given.items() if name not in own}, absent, cls)
-            init(self, *args, **{name: value for name, value in given.items() if name in own})
-
-        cls.__init__ = __init__  # type: ignore[assignment, method-assign]
-        return cls
-
-    return decorate
-
-
-def _equal(value: object, other: object) -> bool:
-    """Whether a given value is a neutral one; a dtype of torch or an enum may stand for its name."""
-    if isinstance(value, str | int | float | list | tuple | dict | set | frozenset | range):
-        return list(value) == other if isinstance(value, tuple | range) else value == other
-    return isinstance(other, str) and str(value).rpartition(".")[2] == other
-
-
-_TUNES = Absent(None)
 _SWITCH = Absent(None, is_switch=True)
 _NO_ADAPTERS = "merge the adapter into the model first (PEFT: merge_and_unload, then save_pretrained)"
-_NO_GRAMMAR = "answers cannot be held to a grammar; say the form in the prompt, and check the answer"
-_NO_BEAMS = "beam search does not exist; draw n completions, and compare their cumulative_logprob"
 _NO_TOOLS = 'tools are not called; describe them in the prompt, or send tool_choice "none"'
 _NO_POOLING = "a causal language model that generates text is what is served"
 _NO_SPECULATION = "there is no speculative decoding"
 _RANKS_ONLY = "a model is divided by tensor parallelism alone (tensor_parallel_size)"
 _NO_IMAGES = "models take text alone"
 
-SAMPLING: Mapping[str, Absent] = {
-    "best_of": Absent((1,), "ask for n completions, and compare their cumulative_logprob"),
-    "use_beam_search": Absent((False,), _NO_BEAMS),
-    "length_penalty": Absent((1.0,), _NO_BEAMS),
-    "early_stopping": Absent((False,), _NO_BEAMS),
-    "bad_words": Absent(([],), "logit_bias with -100 keeps single tokens out"),
-    "allowed_token_ids": Absent(([],), "logit_bias of up to 100 favours tokens"),
-    "logits_processors": Absent(([],), "logit_bias and the penalties change logits"),
-    **dict.fromkeys(("guided_decoding", "structured_outputs", "guided_json", "guided_regex"), Absent((), _NO_GRAMMAR)),
-    **dict.fromkeys(("guided_choice", "guided_grammar", "structural_tag"), Absent((), _NO_GRAMMAR)),
-    "guided_decoding_backend": _TUNES,
-    "guided_whitespace_pattern": _TUNES,
-    "detokenize": Absent((True,), "LLM(..., skip_tokenizer_init=True) gives outputs without text"),
-    "spaces_between_special_tokens": _TUNES,  # of slow tokenizers, which there are not
-    "truncate_prompt_tokens": Absent((), "shorten the token ids of the prompt"),
-    "thinking_token_budget": Absent((-1,), "max_tokens bounds an answer"),
-    "repetition_detection": Absent((), "repetition_penalty and frequency_penalty work against repetition"),
-    "flat_logprobs": Absent((False,), "log probabilities are dicts by token id"),
-    "logprob_token_ids": Absent(([],), "logprobs gives those of the most probable tokens"),
-    "prompt_logprob_token_ids": Absent(([],), "prompt_logprobs gives those of the most probable tokens"),
-    "prompt_logprob_start": Absent((0,), "prompt_logprobs gives those of all positions"),
-    "trace_decode_token_ids": Absent(([],), "prompt_logprobs scores given tokens"),
-    "routed_experts_prompt_start": _TUNES,
-    "skip_reading_prefix_cache": _TUNES,
-    "output_kind": _TUNES,
-    "output_text_buffer_length": _TUNES,
-    "stream_interval": _TUNES,
-    "skip_clone": _TUNES,
-    "extra_args": Absent(({},)),
-}
-"""Of vLLM's SamplingParams, now and in earlier versions."""
-
 GENERATE: Mapping[str, Absent] = {
     "lora_request": Absent(([],), _NO_ADAPTERS),
     "prompt_adapter_request": Absent(([],), _NO_ADAPTERS),
-    "guided_options_request": Absent(([],), _NO_GRAMMAR),
+    "guided_options_request": Absent(([],), NO_GRAMMAR),
     "priority": Absent((0, []), "requests are served in the order in which they come"),
     "prompt_token_ids": Absent((), 'give token ids as prompts, or as {"prompt_token_ids": ids}'),
     "tools": Absent(([],), 'a template gets tools by chat_template_kwargs={"tools": [...]}'),
-    "chat_template_content_format": _TUNES,
+    "chat_template_content_format": TUNES,
     "tokenization_kwargs": Absent(({},)),
     "mm_processor_kwargs": Absent(({},), _NO_IMAGES),
 }
@@ -157,13 +35,13 @@ REQUEST: Mapping[str, Absent] = {
     "functions": Absent(([],), _NO_TOOLS),
     "tool_choice": Absent(("none", "auto"), _NO_TOOLS),
     "function_call": Absent(("none", "auto"), _NO_TOOLS),
-    "parallel_tool_calls": _TUNES,
-    "response_format": Absent(({"type": "text"},), _NO_GRAMMAR),
-    "structural_tag": Absent((), _NO_GRAMMAR),
+    "parallel_tool_calls": TUNES,
+    "response_format": Absent(({"type": "text"},), NO_GRAMMAR),
+    "structural_tag": Absent((), NO_GRAMMAR),
     "modalities": Absent((["text"],), _NO_IMAGES),
     "audio": Absent((), _NO_IMAGES),
     "mm_processor_kwargs": GENERATE["mm_processor_kwargs"],
-    "prediction": _TUNES,  # of the answer, which makes it come sooner
+    "prediction": TUNES,  # of the answer, which makes it come sooner
     "reasoning_effort": Absent((), "templates have variables of their own: chat_template_kwargs"),
     "verbosity": Absent(("medium",), "say it in the prompt"),
     "web_search_options": Absent((), _NO_TOOLS),
@@ -171,17 +49,17 @@ REQUEST: Mapping[str, Absent] = {
     "echo": Absent((False,), "/v1/completions has it"),
     "suffix": Absent(("",), "a prompt is continued at its end alone"),
     "documents": Absent(([],), 'a template gets them by chat_template_kwargs={"documents": [...]}'),
-    "chat_template_content_format": _TUNES,
+    "chat_template_content_format": TUNES,
     "include_reasoning": Absent((True,)),
     "return_tokens_as_token_ids": Absent((False,), "return_token_ids gives the ids beside the text"),
     "cache_salt": Absent(("",), "--no-enable-prefix-caching keeps requests apart"),
     "kv_transfer_params": Absent(({},)),
     "vllm_xargs": Absent(({},)),
-    "include_obfuscation": _TUNES,  # of stream_options
+    "include_obfuscation": TUNES,  # of stream_options
     "store": Absent((False,), "answers are not stored"),
     "service_tier": Absent(("auto", "default")),
-    **dict.fromkeys(("user", "metadata", "request_id", "safety_identifier"), _TUNES),
-    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), _TUNES),
+    **dict.fromkeys(("user", "metadata", "request_id", "safety_identifier"), TUNES),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), TUNES),
 }
 """Of the bodies of OpenAI's requests, and of vLLM's. Identifiers and hints have no effect."""
 
@@ -193,18 +71,18 @@ ENGINE: Mapping[str, Absent] = {
     **dict.fromkeys(("disable_hybrid_kv_cache_manager", "fully_sharded_loras"), _SWITCH),
     **dict.fromkeys(("disable_mm_preprocessor_cache", "skip_mm_profiling"), _SWITCH),
     "trust_remote_code": _SWITCH,  # no code of a model is run
-    **dict.fromkeys(("max_seq_len_to_capture", "max_context_len_to_capture", "cuda_graph_sizes"), _TUNES),
-    **dict.fromkeys(("compilation_config", "optimization_level", "attention_backend"), _TUNES),
-    **dict.fromkeys(("max_num_partial_prefills", "max_long_partial_prefills"), _TUNES),
-    **dict.fromkeys(("long_prefill_token_threshold", "num_scheduler_steps", "num_lookahead_slots"), _TUNES),
-    **dict.fromkeys(("scheduler_delay_factor", "preemption_mode", "stream_interval", "swap_space"), _TUNES),
-    **dict.fromkeys(("max_parallel_loading_workers", "prefix_caching_hash_algo", "code_revision"), _TUNES),
-    **dict.fromkeys(("pt_load_map_location", "ignore_patterns"), _TUNES),
-    **dict.fromkeys(("guided_decoding_backend", "structured_outputs_config"), _TUNES),
-    **dict.fromkeys(("tokenizer_pool_size", "tokenizer_pool_type", "tokenizer_pool_extra_config"), _TUNES),
-    **dict.fromkeys(("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_extra_vocab_size"), _TUNES),
-    **dict.fromkeys(("mm_processor_cache_gb", "limit_mm_per_prompt", "allowed_local_media_path"), _TUNES),
-    "served_model_name": _TUNES,  # of metrics, which a server has
+    **dict.fromkeys(("max_seq_len_to_capture", "max_context_len_to_capture", "cuda_graph_sizes"), TUNES),
+    **dict.fromkeys(("compilation_config", "optimization_level", "attention_backend"), TUNES),
+    **dict.fromkeys(("max_num_partial_prefills", "max_long_partial_prefills"), TUNES),
+    **dict.fromkeys(("long_prefill_token_threshold", "num_scheduler_steps", "num_lookahead_slots"), TUNES),
+    **dict.fromkeys(("scheduler_delay_factor", "preemption_mode", "stream_interval", "swap_space"), TUNES),
+    **dict.fromkeys(("max_parallel_loading_workers", "prefix_caching_hash_algo", "code_revision"), TUNES),
+    **dict.fromkeys(("pt_load_map_location", "ignore_patterns"), TUNES),
+    **dict.fromkeys(("guided_decoding_backend", "structured_outputs_config"), TUNES),
+    **dict.fromkeys(("tokenizer_pool_size", "tokenizer_pool_type", "tokenizer_pool_extra_config"), TUNES),
+    **dict.fromkeys(("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_extra_vocab_size"), TUNES),
+    **dict.fromkeys(("mm_processor_cache_gb", "limit_mm_per_prompt", "allowed_local_media_path"), TUNES),
+    "served_model_name": TUNES,  # of metrics, which a server has
     "dtype": Absent(("auto", "bfloat16"), "weights and the KV cache are bfloat16, sums are float32"),
     "kv_cache_dtype": Absent(("auto", "bfloat16"), "the KV cache is bfloat16"),
     "calculate_kv_scales": Absent((False,), "the KV cache is bfloat16"),
@@ -266,7 +144,7 @@ ENGINE: Mapping[str, Absent] = {
 
 METHODS: Mapping[str, str] = {
     **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), _NO_POOLING),
-    "beam_search": _NO_BEAMS,
+    "beam_search": NO_BEAMS,
     "get_tokenizer": "llm.tokenizer encodes and decodes, and llm.render_chat(messages) gives a conversation's token ids",
     "set_tokenizer": "LLM(..., tokenizer=folder) takes another tokenizer",
     "sleep": "close() frees the memory",
