@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distmk.api.prompts import read_params, read_prompt, read_prompts
-from distmk.api.request_seeds import RequestSeeds, each_completion
 from distmk.backends.defaults import choose_model_len
 from distmk.engine.engine_args import EngineArgs
 from distmk.engine.generation_config import sampling_defaults
@@ -21,6 +23,23 @@ from distmk.text.tokenizer import EncodedPrompt, Tokenizer, load_tokenizer
 from distmk.text.tokenizer_files import end_tokens, find_tokenizer
 from distmk.weights import Checkpoint, open_checkpoint
 from distmk.weights.checkpoint import ModelFiles
+
+
+class RequestSeeds:
+    """Draws a seed for each such request, in the order in which requests are made; threads may share it.
+
+    `seed`: the engine's; the same one draws the same seeds, so a run that makes the same requests in the same order repeats
+    itself. None: seeds differ from run to run.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._key = os.urandom(8) if seed is None else str(seed).encode()
+        self._numbers = itertools.count()
+
+    def draw(self) -> int:
+        """The next seed: a whole number of 64 bits with a sign."""
+        digest = hashlib.blake2b(str(next(self._numbers)).encode(), key=self._key, digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True)
 
 
 @dataclass(frozen=True)
@@ -55,7 +74,7 @@ class InputProcessor:
             self._check_params(one)
             encoded = self.encode(prompt)
             self._check_ids(encoded.token_ids, is_text=isinstance(prompt, str))
-            for number, completion in enumerate(each_completion(one)):
+            for number, completion in enumerate(_each_completion(one)):
                 requests.append(
                     Request(
                         prompt_ids=encoded.token_ids,
@@ -131,6 +150,19 @@ def check_max_tokens(request: Request, max_model_len: int) -> None:
             f"max_tokens is {asked}; a prompt of {length} tokens leaves room for 1 to {max_model_len - length} "
             f"in a context of {max_model_len}"
         )
+
+
+def _each_completion(params: SamplingParams) -> list[SamplingParams]:
+    """The parameters of each of the `n` completions. With a seed, each has the seed plus its number, as in vLLM."""
+    if params.n == 1:
+        return [params]
+    seeds = [None if params.seed is None else _wrapped(params.seed + number) for number in range(params.n)]
+    return [replace(params, n=1, seed=seed) for seed in seeds]
+
+
+def _wrapped(seed: int) -> int:
+    """A seed of 64 bits with a sign: the number after the largest is the smallest."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def open_input_processor(args: EngineArgs) -> InputProcessor:

@@ -22,7 +22,7 @@ _SAME_MISTAKE_S = 2.0
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
-    """SubmittedBatch a script's `main` and exit with what it returns, or with an error's status after one line about it.
+    """Call a script's `main` and exit with what it returns, or with an error's status after one line about it.
 
     Among ranks that a launcher started, one reports what all of them share, and each what only it knows.
     """

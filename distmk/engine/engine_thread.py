@@ -53,20 +53,23 @@ class EngineThread:
         """Whether the caller is on this thread."""
         return threading.current_thread() is self._thread
 
-    def add(self, item: SubmittedBatch | Task) -> None:
-        """Serve a batch, or run a task, once it is its turn. Interrupted: the thread has been stopped."""
+    def add(self, batch: SubmittedBatch) -> None:
+        """Serve a batch, once it is its turn. Interrupted: the thread has been stopped."""
+        self._append(batch)
+
+    def call(self, fn: Callable[[], T]) -> Future[T]:
+        """Call `fn` on this thread between two launches, once it is its turn. Interrupted: the thread has been stopped."""
+        task = Task(fn)
+        self._append(task)
+        return task.result
+
+    def _append(self, item: SubmittedBatch | Task) -> None:
         with deferred(), self._lock:
             if self._stopping:
                 raise _closed()
             self._queue.append(item)
             self._admit()
             self._changed.notify()
-
-    def call(self, fn: Callable[[], T]) -> Future[T]:
-        """Call `fn` on this thread between two launches, once it is its turn."""
-        task = Task(fn)
-        self.add(task)
-        return task.result
 
     def cancel(self, *requests: Request) -> None:
         """End requests early, those that are not over."""

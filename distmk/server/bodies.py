@@ -17,7 +17,7 @@ from starlette.responses import Response
 from distmk import ChatPrompt, SamplingParams
 from distmk.api.absent_arguments import REQUEST
 from distmk.api.prompts import ChatOptions
-from distmk.server.errors import ApiError
+from distmk.server.errors import ApiError, as_bad_request
 from distmk.server.state import ServerState
 
 _BYTES_PER_TOKEN = 64  # about 4 as text, 8 as a number, 12 to 24 as text in escapes; and some prompts at once
@@ -103,7 +103,7 @@ class GenerationBody(Body):
 
     @property
     def num_prompts(self) -> int:
-        return max(1, len(self.prompts)) if isinstance(self.prompts, list) else 1
+        return 1
 
     @property
     def num_tokens_asked(self) -> int | None:
@@ -120,9 +120,10 @@ class GenerationBody(Body):
         return self.stream_options or StreamOptions()
 
     def sampling_params(self, defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
-        """The parameters given, `fields`, and the model's `defaults` for others. UsageError: a value out of range."""
+        """The parameters given, `fields`, and the model's `defaults` for others. ApiError: a value out of range."""
         given = {name: getattr(self, name) for name in _SAMPLING} | fields
-        return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
+        with as_bad_request(self.names):
+            return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
 
 
 _SAMPLING = (
@@ -158,8 +159,15 @@ class CompletionBody(GenerationBody):
 
     @property
     def prompts(self) -> Any:
+        if self.prompt is None:
+            raise ApiError(400, "prompt is missing", "prompt")
         begins = self.prompt[0] if isinstance(self.prompt, list) and self.prompt else None
         return [self.prompt] if isinstance(begins, int | float) else self.prompt
+
+    @property
+    def num_prompts(self) -> int:
+        prompts = None if self.prompt is None else self.prompts
+        return max(1, len(prompts)) if isinstance(prompts, list) else 1
 
     @property
     def num_tokens_asked(self) -> int | None:

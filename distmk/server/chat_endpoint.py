@@ -30,7 +30,7 @@ def router(state: ServerState) -> APIRouter:
         async def make_answer(running: Generation) -> _Answer:
             return _Answer(state, body, running)
 
-        return await respond(ENDPOINT, state, http, body, lambda: _params(state, body), make_answer)
+        return await respond(ENDPOINT, state, http, body, _params(state, body), make_answer)
 
     return routes
 

@@ -30,14 +30,12 @@ def router(state: ServerState) -> APIRouter:
         async def make_answer(running: Generation) -> _Answer:
             return _Answer(state, body, await _make_echoes(state, body, running.prompts), running)
 
-        return await respond(ENDPOINT, state, http, body, lambda: _params(state, body), make_answer)
+        return await respond(ENDPOINT, state, http, body, _params(state, body), make_answer)
 
     return routes
 
 
 def _params(state: ServerState, body: CompletionBody) -> SamplingParams:
-    if body.prompt is None:
-        raise ApiError(400, "prompt is missing", "prompt")
     asked = body.num_tokens_asked
     if asked is not None and asked < 1:
         raise ApiError(400, f"max_tokens is {asked}; expected 1 or more (0 only with echo)", "max_tokens")

@@ -95,15 +95,13 @@ async def respond(
     state: ServerState,
     http: HttpRequest,
     body: GenerationBody,
-    make_params: Callable[[], SamplingParams],
+    params: SamplingParams,
     make_answer: Callable[[Generation], Awaitable[Answer]],
 ) -> Response:
     """Generate what `body` asks for, and answer whole or as a stream. ApiError: it cannot be served, or too many wait."""
-    state.check_serving(body.model)
     _check_stream(body)
     async with AsyncExitStack() as stack:
         with as_bad_request(body.names):
-            params = make_params()
             running = await stack.enter_async_context(_generation(state, body, params, record_of(http.scope)))
             answer = await make_answer(running)
         if not body.stream:
@@ -198,7 +196,7 @@ async def _generation(
 
     UsageError: they cannot be served. ApiError: too many wait.
     """
-    with state.admit(body.num_prompts * params.n):
+    with state.admit(body.model, body.num_prompts * params.n):
         must_fit = body.num_tokens_asked is not None
         async with state.llm.submit(body.prompts, params, must_fit=must_fit) as stream:
             for prompt in stream.prompts:

@@ -46,13 +46,12 @@ class ServerState:
             )
             raise ApiError(400, message, "chat_template")
 
-    def check_serving(self, model: str | None = None) -> None:
-        """ApiError: the server takes no more requests, or does not have the model that one names."""
+    def check_serving(self) -> None:
+        """ApiError: the server takes no more requests."""
         if self.engine_error is not None:
             raise ApiError(503, f"the engine has ended: {self.engine_error}", code="engine_ended")
         if self.draining:
             raise ApiError(503, "the server is ending; it takes no more requests", headers={"connection": "close"})
-        self.check_model(model)
 
     @property
     def max_sequences(self) -> int:
@@ -60,9 +59,14 @@ class ServerState:
         return self.llm.max_num_seqs + self.config.max_queue
 
     @contextlib.contextmanager
-    def admit(self, count: int) -> Iterator[None]:
-        """Room for `count` sequences for the length of the block. ApiError: more than may ever run, or than may wait now."""
+    def admit(self, model: str, count: int) -> Iterator[None]:
+        """Room for `count` sequences of `model` for the length of the block.
+
+        ApiError: the server does not have the model, or takes no more requests, or these are more than may ever run, or than may
+        wait now.
+        """
         self.check_serving()
+        self.check_model(model)
         limit = self.max_sequences
         if count > limit:
             raise ApiError(400, f"prompts times n are {count} sequences; one request may have {limit}", "n")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distmk import LLM, SamplingParams
-from distmk.api.request_seeds import RequestSeeds
+from distmk.api.input_processor import RequestSeeds
 from distmk.cli import main
 
 Tokens = list[list[int]]

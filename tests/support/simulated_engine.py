@@ -50,7 +50,7 @@ class Ticket:
 
 
 class SimulatedEngine:
-    """What a `EngineThread` needs of an engine. `faults`: whether launches may fail."""
+    """What an `EngineThread` needs of an engine. `faults`: whether launches may fail."""
 
     page_size, caches_prefixes, num_kv_pages, max_model_len = 16, False, 8, 64
 
