@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +117,37 @@ def test_a_prompt_that_cannot_be_served_keeps_those_before_it_from_being_submitt
         assert engine.num_submitted == 0
 
     asyncio.run(run())
+
+
+def test_max_tokens_that_must_fit(engine: FakeEngine) -> None:
+    """Behind a prompt that leaves room for 6 tokens: 7 are refused before anything is submitted, or else cut off."""
+    prompts = [[1], [1] * (engine.max_model_len - 6)]
+
+    async def run(max_tokens: int, must_fit: bool) -> int:
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        async with AsyncLLM(engine).submit(prompts, params, must_fit=must_fit) as stream:
+            return sum([output.index == 1 async for outputs in stream for output in outputs])
+
+    with pytest.raises(
+        UsageError, match="max_tokens is 7; a prompt of 4090 tokens leaves room for 1 to 6 in a context"
+    ):
+        asyncio.run(run(7, must_fit=True))
+    assert engine.num_submitted == 0
+    assert asyncio.run(run(7, must_fit=False)) == asyncio.run(run(6, must_fit=True)) == 6
+
+
+def test_a_long_prompt_does_not_hold_up_the_loop(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is encoded in another thread."""
+    encode, threads = engine.tokenizer.encode, list[int]()
+
+    def noted(text: str, **options: object) -> list[int]:
+        threads.append(threading.get_ident())
+        return encode(text, **options)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", noted)
+    for prompt in ("the cat", "the cat " * 300):
+        asyncio.run(whole(AsyncLLM(engine), prompt, SamplingParams(max_tokens=1)))
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
 
 def test_an_engine_that_ends(engine: FakeEngine) -> None:

@@ -19,6 +19,7 @@ from distmk.engine.prefix_cache import PrefixCache
 from distmk.engine.request import Request
 from distmk.engine.request_queue import SubmittedBatch
 from distmk.engine.request_table import RequestTable
+from distmk.errors import RankLostError, UsageError
 
 NONE, LENGTH, PREEMPTED = FinishReason.NONE, FinishReason.LENGTH, FinishReason.PREEMPTED
 
@@ -70,6 +71,23 @@ def test_a_request_that_is_put_back_goes_on() -> None:
         (1, 16),
     ]
     assert fed.counters == Counters(0, 4, 6, 2, 0) and fed.table.is_empty
+
+
+def test_a_request_is_served_by_one_call_at_a_time() -> None:
+    """It may be submitted again once its launch has failed, and then goes on."""
+    fed = Fed()
+    request = fed.add([1, 2, 3], 5)
+    fed.take(0, 11)
+    with pytest.raises(UsageError, match="a request is being served already"):
+        SubmittedBatch([request], fed.got.append)
+    fed.table.fail(error := RankLostError("rank 1 was lost"))
+    assert fed.got[1:] == [error] and request.token_ids == [11]
+    again = Fed()
+    again.table.add(SubmittedBatch([request], again.got.append))
+    for token in (12, 13, 14):
+        again.take(0, token)
+    again.take(0, 15, LENGTH)
+    assert request.token_ids == [11, 12, 13, 14, 15] and request.finish_reason == "length" and len(fed.got) == 2
 
 
 def test_who_waits_and_since_when() -> None:
