@@ -10,7 +10,7 @@ from support.pages import check_all_free, pool_of, random_ids
 
 from distmk import LLM, SamplingParams
 from distmk.abi import CommandKind
-from distmk.engine.prefix_cache import CachedTokens, PrefixCache
+from distmk.engine.prefix_cache import PageDigests, PrefixCache
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]
 FOUR = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -83,7 +83,7 @@ def test_a_page_with_other_content_is_not_trusted(tiny_model: Path, rng: np.rand
         expected = llm.generate([prompt], FOUR)[0].outputs[0].token_ids
         cache = llm.lifecycle.engine_thread.prefix_cache  # type: ignore[union-attr]
         assert cache is not None
-        good = cache.find(prompt, CachedTokens())
+        good = cache.find(prompt, PageDigests())
         wrong = [(good[1][0], good[1][1] + 1), (-1, 1), (150, 1), (1 << 30, 0), (good[1][0], 0)]
         llm.between_launches(lambda: None)  # the launch is over, in order
         launch = llm.engine.launch()
@@ -119,17 +119,17 @@ def test_the_least_recently_used_pages_are_taken_first(tiny_model: Path, rng: np
 def test_entries() -> None:
     """A page has one entry at most, and tokens are named with all before them."""
     cache, ids = PrefixCache(4), list(range(12))
-    tokens = CachedTokens()
+    tokens = PageDigests()
     assert cache.find(ids, tokens) == []
     cache.add(ids[:9], [(5, 1), (6, 1), (7, 1)], tokens)
     assert len(cache) == tokens.num_added == 2
     cache.add(ids, [(5, 1), (6, 1), (7, 1)], tokens)
-    assert cache.find(ids, CachedTokens()) == [(5, 1), (6, 1)]
-    assert cache.find([*ids, 1], CachedTokens()) == [(5, 1), (6, 1), (7, 1)]
-    assert cache.find([*ids[4:], *ids], CachedTokens()) == []
-    cache.add([9] * 4, [(6, 2)], CachedTokens())  # page 6 has another content
-    assert cache.find([*ids, 1], CachedTokens()) == [(5, 1)] and len(cache) == 3
-    cache.add(ids[:8], [(8, 1), (9, 1)], CachedTokens())  # computed by two at once: the later one
-    assert cache.find([*ids, 1], CachedTokens()) == [(8, 1), (9, 1), (7, 1)]
+    assert cache.find(ids, PageDigests()) == [(5, 1), (6, 1)]
+    assert cache.find([*ids, 1], PageDigests()) == [(5, 1), (6, 1), (7, 1)]
+    assert cache.find([*ids[4:], *ids], PageDigests()) == []
+    cache.add([9] * 4, [(6, 2)], PageDigests())  # page 6 has another content
+    assert cache.find([*ids, 1], PageDigests()) == [(5, 1)] and len(cache) == 3
+    cache.add(ids[:8], [(8, 1), (9, 1)], PageDigests())  # computed by two at once: the later one
+    assert cache.find([*ids, 1], PageDigests()) == [(8, 1), (9, 1), (7, 1)]
     cache.clear()
-    assert cache.find(ids, CachedTokens()) == [] and len(cache) == 0
+    assert cache.find(ids, PageDigests()) == [] and len(cache) == 0
