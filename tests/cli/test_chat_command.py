@@ -19,7 +19,8 @@ from support.tiny_config import tiny_config
 
 from distmk.cli import main
 from distmk.text.chat.messages import ChatPrompt
-from distmk.text.chat.render import ChatRenderer, RenderedPrompt
+from distmk.text.chat.render import ChatRenderer
+from distmk.text.tokenizer import EncodedPrompt
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -112,7 +113,7 @@ def test_chat_in_a_pipe(model: Path, capsys: pytest.CaptureFixture[str], monkeyp
     asked: list[int] = []
     render = ChatRenderer.render
 
-    def noted(self: ChatRenderer, prompt: ChatPrompt) -> RenderedPrompt:
+    def noted(self: ChatRenderer, prompt: ChatPrompt) -> EncodedPrompt:
         asked.append(len(prompt.messages))
         return render(self, prompt)
 
