@@ -26,7 +26,7 @@ GENERATE: Mapping[str, Absent] = {
     "tokenization_kwargs": Absent(({},)),
     "mm_processor_kwargs": Absent(({},), _NO_IMAGES),
 }
-"""Of vLLM's LLM.generate and LLM.chat."""
+"""Arguments of vLLM's LLM.generate and LLM.chat."""
 
 REQUEST: Mapping[str, Absent] = {
     **SAMPLING,
@@ -61,7 +61,7 @@ REQUEST: Mapping[str, Absent] = {
     **dict.fromkeys(("user", "metadata", "request_id", "safety_identifier"), TUNES),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), TUNES),
 }
-"""Of the bodies of OpenAI's requests, and of vLLM's. Identifiers and hints have no effect."""
+"""Parameters of OpenAI's requests and of vLLM's. Identifiers and hints have no effect."""
 
 ENGINE: Mapping[str, Absent] = {
     **dict.fromkeys(("enforce_eager", "disable_custom_all_reduce", "disable_async_output_proc"), _SWITCH),
@@ -140,7 +140,7 @@ ENGINE: Mapping[str, Absent] = {
     "device": Absent(("auto",), "backend is auto, cuda or host"),
     "otlp_traces_endpoint": Absent((), "trace_iterations records what ran"),
 }
-"""Of vLLM's LLM, EngineArgs and `vllm serve`, now and in earlier versions."""
+"""Arguments of vLLM's LLM, EngineArgs and `vllm serve`, now and in earlier versions."""
 
 METHODS: Mapping[str, str] = {
     **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), _NO_POOLING),

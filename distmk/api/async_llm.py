@@ -48,7 +48,7 @@ class EngineClient(Protocol):
         ...
 
     def cancel(self, *requests: Request) -> None:
-        """End requests; each may deliver a last token with finish reason abort. Without effect on those that are over."""
+        """End requests; each may deliver a last token with finish reason abort. Requests that are over stay as they are."""
         ...
 
     def stats(self) -> EngineStats:
@@ -143,7 +143,7 @@ class AsyncLLM:
 
 
 class TokenStream:
-    """Lists of tokens, each list with all that came since the last; an async context whose end cancels what is unfinished."""
+    """Lists of tokens, each with all tokens since the last list. It is an async context; its end cancels unfinished requests."""
 
     def __init__(
         self, llm: EngineClient, mailbox: _Mailbox, prompts: Prompts, params: SamplingParams, must_fit: bool
@@ -191,7 +191,7 @@ class TokenStream:
         return [request.prompt_ids for request in self._requests if not request.number]
 
     def prompt_logprobs(self, index: int) -> Sequence[Mapping[int, Logprob] | None] | None:
-        """Of the prompt of completion `index`, by position, None for the first; known from its first token on."""
+        """Log probabilities of the prompt of completion `index` by position, None for the first; known with its first token."""
         return self._requests[index].prompt_logprobs
 
     def _make_requests(self) -> list[Request]:
@@ -212,7 +212,7 @@ async def in_thread_if_long(work: Callable[[], T], num_chars: int) -> T:
 
 
 def text_size(prompts: object) -> int:
-    """Characters and token ids of a prompt or a list of prompts, nearly; what is not easily counted is long."""
+    """About how many characters and token ids a prompt or a list of prompts has. A prompt that is not easily counted is long."""
     if isinstance(prompts, list):
         return len(prompts) + sum(map(_size, prompts[:LONG_CHARS]))
     return _size(prompts)

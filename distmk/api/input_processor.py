@@ -182,7 +182,7 @@ def load_input_processor(
     *,
     skip_tokenizer: bool = False,
 ) -> InputProcessor:
-    """The input processor of a model; one without a tokenizer serves token ids. `tokenizer_files`: None: those of the model.
+    """The input processor of a model; one without a tokenizer serves token ids. `tokenizer_files`: None: the model's own.
     ModelError: its files are damaged. UsageError: the files named instead have no tokenizer.
     """
     files = tokenizer_files or checkpoint

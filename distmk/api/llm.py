@@ -144,11 +144,11 @@ class LLM(LLMEngine):
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
-        """Fields of `SamplingParams` that a request without them has, by name: what the model's authors set, and temperature."""
+        """Fields of `SamplingParams` by name, for requests without them: values of the model's authors, and temperature."""
         return self.inputs.sampling_defaults
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a call without any, as in vLLM: what the model's generation_config.json says, else temperature 1."""
+        """The parameters of a call without any, as in vLLM: the model's generation_config.json, else temperature 1."""
         return self.inputs.default_params()
 
     @property
@@ -169,7 +169,7 @@ class LLM(LLMEngine):
     def stream(
         self, prompts: Prompts, params: Params = None, *, sampling_params: Params = None
     ) -> Iterator[TokenOutput]:
-        """Tokens as they are generated, those of all prompts interleaved (on rank 0; none on other ranks).
+        """Tokens when they are generated, of all prompts interleaved (on rank 0; none on other ranks).
 
         `index` of a token: among the completions of all prompts, of each prompt `n` in a row.
         """
@@ -186,13 +186,12 @@ class LLM(LLMEngine):
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs in the order of the prompts (on rank 0; [] on other ranks), with `n` completions each.
 
-        A prompt is text, token ids (a list or an array of one dimension), {"prompt": text} or {"prompt_token_ids": ids};
-        several are a list of those, or an array of two dimensions. Without parameters, those of
-        `get_default_sampling_params` are taken. Parameters, of vLLM's name `sampling_params` too, are for
-        all prompts, or a list of one a prompt. Up to `max_num_seqs` prompts run at once; the others wait. `use_tqdm` (of
-        vLLM): a bar over the prompts on stderr, True only on a terminal, or what makes it, such as tqdm.tqdm. `other`: further
-        arguments of vLLM's, with values that ask for nothing (`lora_request=None`). UsageError: a prompt or an argument cannot
-        be served.
+        A prompt is text, token ids (a list or an array of one dimension), {"prompt": text} or {"prompt_token_ids": ids}.
+        Several prompts are a list of such prompts, or an array of two dimensions. `params`, which vLLM calls
+        `sampling_params`, are for all prompts, or a list with one for each prompt; None: see `get_default_sampling_params`.
+        Up to `max_num_seqs` prompts run at once; the others wait. `use_tqdm` (of vLLM): a bar over the prompts on stderr,
+        True only on a terminal, or what makes it, such as tqdm.tqdm. `other`: further arguments of vLLM's, with values that
+        ask for nothing (`lora_request=None`). UsageError: a prompt or an argument cannot be served.
         """
         check_absent(other, GENERATE, LLM.generate)
         requests = self.make_requests(prompts, params, sampling_params)

@@ -60,7 +60,7 @@ class LLMEngine:
             raise
 
     def _load(self, args: EngineArgs, own: OwnModel | None) -> Engine:
-        """The engine. Worker processes are told to load the same."""
+        """The engine. A command makes worker processes load the same."""
         if self.bootstrap.kind != "local":
             return Engine(args, self.bootstrap, own)
         with in_files(own) as stored:
@@ -166,7 +166,7 @@ class LLMEngine:
             self.lifecycle.engine_thread.cancel(*requests)
 
     def stats(self) -> EngineStats:
-        """What the engine does now, and has done so far. On rank 0, from any thread. UsageError: on another rank."""
+        """The engine's state and its counts of work so far. On rank 0, from any thread. UsageError: on another rank."""
         self.lifecycle.check_usable()
         if self.lifecycle.engine_thread is None:
             raise UsageError("rank 0 has the statistics; ask there")

@@ -30,10 +30,10 @@ __all__ = [
 class CompletionOutput:
     """All tokens of one completion of a prompt. `index`: among those. `ms_per_token`: mean time between tokens.
 
-    finish_reason: stop, length, abort if it was cancelled, or None if it is not over. stop_reason: the stop string, or the token
-    of `stop_token_ids`, that ended it; None: nothing of the kind, such as an end token of the model.
-    logprobs: for every token, if they were asked for, by token id: its own log probability and those of the most probable tokens,
-    by the model's logits before any sampling parameter. cumulative_logprob: the sum of the tokens' own.
+    finish_reason: stop, length, abort if it was cancelled, or None if it is not over. stop_reason: the stop string, or the
+    token of `stop_token_ids`, that ended it; None: nothing of the kind, such as an end token of the model. logprobs: if asked
+    for, a dict for every token. It maps the token's id and the ids of the most probable tokens to their log probabilities, by
+    the model's logits before any sampling parameter. cumulative_logprob: the sum of the tokens' own.
     """
 
     token_ids: list[int]

@@ -22,7 +22,7 @@ UseTqdm = bool | Callable[..., Any]
 def prompts_bar(
     use_tqdm: UseTqdm, requests: Sequence[Request], tokens: Generator[TokenOutput, None, None]
 ) -> Iterator[Iterator[TokenOutput]]:
-    """`tokens`, those of `requests`, with a bar while the block runs; they are closed behind it.
+    """The tokens of `requests`, with a bar while the block runs; the end of the block closes `tokens`.
 
     UsageError: `use_tqdm` is something else.
     """

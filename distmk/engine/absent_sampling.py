@@ -39,4 +39,4 @@ SAMPLING: Mapping[str, Absent] = {
     "skip_clone": TUNES,
     "extra_args": Absent(({},)),
 }
-"""Of vLLM's SamplingParams, now and in earlier versions."""
+"""Parameters of vLLM's SamplingParams, now and in earlier versions."""

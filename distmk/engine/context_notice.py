@@ -1,4 +1,4 @@
-"""What a user should know of the context that a model was loaded with."""
+"""A line for the user about the context that a model was loaded with."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _open(args: EngineArgs, own: OwnModel | None) -> Checkpoint:
 class Engine:
     """A model ready to run on this rank. All calls are collective, and raise their errors on every rank alike.
 
-    own: the model, if it is the caller's own instead of that of `args.model`.
+    own: the caller's own model, instead of `args.model`.
 
     UsageError, ModelError, BuildError: the arguments cannot be served. CheckError: the compiler made a mistake.
     """
@@ -190,7 +190,7 @@ class Engine:
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether a prompt begins with what is cached of it. With logits kept, all of a prompt is computed."""
+        """Whether prompts reuse cached pages. With logits kept, all of a prompt is computed."""
         return self.args.enable_prefix_caching and not self.args.keep_logits
 
     def _upload(self, loaded: Progress) -> None:

@@ -47,16 +47,16 @@ class EngineArgs:
     `max_num_batched_tokens`: tokens of an iteration, 16 to 512. A token of one sequence waits for the prompt of another for one
     such iteration at most. None: 512, or 16 with a trace or schedulers of their own, across hosts, and on GPUs before Hopper.
     `gpu_memory_utilization`: share of each GPU's memory (of the host's, without GPUs) for weights and KV cache, of all ranks on
-    it. The cache holds what is being generated, so it never takes more than `max_num_seqs` sequences of `max_model_len` tokens.
+    it. The cache serves running sequences, so it never takes more than `max_num_seqs` sequences of `max_model_len` tokens.
     When all its pages are in use, the youngest request is put back, and goes on later. `num_gpu_blocks_override`: its number of
     pages of 16 tokens, instead.
     `enable_prefix_caching`: a prompt that begins as an earlier one did reuses that one's keys and values. It waits for them if
     the other prompt is about to compute most of what both need.
 
     `deterministic`: a request's logits and tokens are the same bits alone and in any company, with or without cached prefixes,
-    and after it was put back. Every iteration then carries at most 16 tokens, and attention is cut at fixed positions: at
-    most 16 sequences run at once, prompts are read eleven times as slowly, and a token takes 7 % longer with one sequence and
-    57 % with eight (Qwen3-8B, one H200). Bits still depend on the number of ranks and workers, and on the hardware.
+    and after it was put back. Every iteration then carries at most 16 tokens, and attention is cut at fixed positions. At most
+    16 sequences run at once, and prompts are read eleven times as slowly. A token takes 7 % longer with one sequence and 57 %
+    with eight (Qwen3-8B, one H200). Bits still depend on the number of ranks and workers, and on the hardware.
     `keep_logits`: `LLM.compute_logits` works, and prefixes are not cached. `trace_iterations`: trace the last iterations of each
     call; `LLM.trace` then holds the trace (on rank 0).
     `idle_exit_s`: seconds that a launch stays for further calls once all are served; None: until the engine is closed. A GPU

@@ -32,7 +32,7 @@ class EngineThread:
     `leads`: the other ranks wait for commands; else each batch has a launch for itself, which the other ranks start themselves.
     `idle_exit_s`: how long a launch stays once all its requests are served; None: until the thread stops.
 
-    What it delivers, it delivers on its thread. Its methods may be called on any thread.
+    Receivers are called on this thread. Its methods may be called on any thread.
     """
 
     def __init__(self, engine: Engine, leads: bool, idle_exit_s: float | None) -> None:
@@ -72,7 +72,7 @@ class EngineThread:
             self._changed.notify()
 
     def cancel(self, *requests: Request) -> None:
-        """End requests early, those that are not over."""
+        """End requests early, unless they are over."""
         with deferred(), self._lock:
             for request in requests:
                 if self._table is not None and not request.is_over:
@@ -82,7 +82,7 @@ class EngineThread:
             self._admit()  # the batches behind one that was cancelled
 
     def stats(self) -> EngineStats:
-        """What the engine does now. DistmkError: a launch has failed."""
+        """The engine's state and counts. DistmkError: a launch has failed."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -147,7 +147,7 @@ class EngineThread:
             item.fail(_closed())
 
     def _serve(self, batch: SubmittedBatch) -> None:
-        """A launch, for a batch and those that join it."""
+        """Run a launch for a batch and the batches that join it."""
         table: RequestTable | None = None
         launch: RunningLaunch | None = None
         try:

@@ -20,9 +20,9 @@ Logits = npt.NDArray[np.float32]
 
 
 def collect_logits(session: Session, options: DecodeOptions, config: ModelConfig, bootstrap: Bootstrap) -> Logits:
-    """What the only request of the last launch was sampled from: float32 [vocab_size]. Collective.
+    """Logits that the only request of the last launch was sampled from: float32 [vocab_size]. Collective.
 
-    options: those of the session's program, with `keep_logits`.
+    options: the options of the session's program, with `keep_logits`.
     """
     sizes = [end - begin for begin, end in (shard.vocab for shard in shard_model(config, bootstrap.world_size))]
     first = bootstrap.rank * section_stride(config.vocab_size, bootstrap.world_size)

@@ -26,7 +26,8 @@ _HOST_TOKENS = (
 
 @dataclass(frozen=True)
 class KvMemory:
-    """What is asked for: a share of the memory of this rank's device (a host's memory on the host twin), or a number of pages.
+    """The memory asked for: a share of the memory of this rank's device (a host's memory on the host twin), or a number of
+    pages.
 
     may_shorten: the context is a default, so it may become as short as the memory of one sequence makes it.
     """

@@ -32,8 +32,8 @@ class Lifecycle:
         self.is_closed = False
         if bootstrap.kind in ("single", "local"):
             weakref.finalize(owner, self._close_dropped).atexit = False
-            # Not by `finalize`, whose place in the order of exit is that of the first one in the process: this must come
-            # before the exit of the bootstrap, which was made earlier.
+            # `finalize` cannot do this: at exit, all finalizers run when the first one of the process would. The LLM must be
+            # closed before the bootstrap, which was made earlier.
             atexit.register(self._close_dropped)
 
     @property
@@ -57,7 +57,9 @@ class Lifecycle:
             self.check_usable()
 
     def close(self, in_step: bool = True) -> None:
-        """Free everything; in a forked child nothing, as it is the parent's. `in_step`: the other ranks wait for a call."""
+        """Free everything; nothing in a forked child, because all belongs to the parent. `in_step`: the other ranks wait for
+        a call.
+        """
         if self.is_closed:
             return
         self.is_closed = True
@@ -83,7 +85,7 @@ class Lifecycle:
 
     def _close_dropped(self) -> None:
         if self.engine_thread is not None and self.engine_thread.is_current and self.is_owner:
-            # Garbage is collected on any thread. This one is among those that are to end.
+            # Garbage is collected on any thread. This may be one of the threads that must end.
             threading.Thread(target=self._close_dropped).start()
             return
         with contextlib.suppress(DistmkError):  # nobody is there to handle it

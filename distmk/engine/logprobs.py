@@ -1,4 +1,4 @@
-"""Log probabilities of a token, from what the kernel reports of it."""
+"""Log probabilities of a token, from the kernel's record of it."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Logprob:
     """As in vLLM, of one token at one position of a text.
 
-    decoded_token: the text that the token adds behind the tokens before it, with U+FFFD for parts of characters; of a special
-    token that the text leaves out, its name. token_bytes: the bytes that it adds, b"" if none; joined, the bytes of the chosen
-    tokens are the text. Both None: the model has no tokenizer.
+    decoded_token: the text that the token adds behind the tokens before it, with U+FFFD for parts of characters. A special
+    token that the text leaves out has its name here. token_bytes: the bytes that it adds, b"" if none. Joined, the bytes of
+    the chosen tokens are the text. Both None: the model has no tokenizer.
     """
 
     logprob: float

@@ -92,7 +92,7 @@ class OwnModel:
     def received(text: str) -> OwnModel:
         """What `sent` made of the parent's model, whose main module is imported as multiprocessing does: under another name.
 
-        UsageError: that fails, as it does where the module runs its work without asking for `__name__ == "__main__"`.
+        UsageError: that fails, for example because the module does its work without asking for `__name__ == "__main__"`.
         """
         told = json.loads(text)
         sys.path += [folder for folder in told["path"] if folder not in sys.path]

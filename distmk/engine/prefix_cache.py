@@ -18,7 +18,7 @@ _DIGEST_BYTES = 16  # long enough that nobody finds two prompts with the same di
 
 @dataclass
 class PageDigests:
-    """Digests of the first full pages of one sequence, as far as they are known; `num_added` of them are in the cache."""
+    """Digests of the first full pages of one sequence, the first `num_added` of them in the cache."""
 
     digests: list[bytes] = field(default_factory=list)
     num_added: int = 0
@@ -62,7 +62,7 @@ class PrefixCache:
             hashed.num_added = index + 1
 
     def digests(self, ids: Sequence[int], hashed: PageDigests, num_pages: int) -> list[bytes]:
-        """The digests of the first pages of `ids`. Those that are not known yet are added to `hashed`."""
+        """The digests of the first pages of `ids`. New ones are added to `hashed`."""
         known = hashed.digests
         if len(known) < num_pages:
             data, size = np.array(ids, np.int32).tobytes(), 4 * self.page_size
@@ -103,8 +103,9 @@ class PendingPrefixes:
     def reader_of(self, ids: Sequence[int], hashed: PageDigests) -> int | None:
         """The request that a prompt had better wait for, if any.
 
-        It fills pages that begin this prompt and are not cached: at least half of what this prompt has to read, so that waiting
-        pays, and at least half of what the other one has to read, so that waiting takes no longer than reading it all twice.
+        It fills pages that begin this prompt and are not cached. They are at least half of what this prompt has to read, so
+        that waiting pays. They are also at least half of what the other one has to read, so that waiting takes no longer than
+        reading it all twice.
         """
         page_size = self.cache.page_size
         num_cached = len(self.cache.find(ids, hashed))

@@ -31,8 +31,8 @@ MAX_BYTES = 1 << 30  # of all programs in the cache
 def proved_program(config: ModelConfig, options: DecodeOptions, rank: int) -> Program:
     """The decode program of `config`, for `rank`: from the cache, or else compiled, proved and added to the cache.
 
-    Of several ranks that share a cache folder, one compiles and the others wait. UsageError: the model cannot be sharded over
-    so many ranks; BuildError: a cache folder that cannot be trusted; CheckError: the compiler made a mistake.
+    If several ranks share a cache folder, one compiles and the others wait. UsageError: the model cannot be sharded over so
+    many ranks; BuildError: a cache folder that cannot be trusted; CheckError: the compiler made a mistake.
     """
     if not env.caches_programs():
         return _prove(config, options)
@@ -78,7 +78,7 @@ def _key(config: ModelConfig, options: DecodeOptions) -> str:
 
 @functools.cache
 def _code_hash() -> str:
-    """A hash of this package's Python files, any of which may influence a program or its proof."""
+    """A hash of this package's Python files: any of them may influence a program or its proof."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -28,10 +28,11 @@ def _to_nobody(_: TokenOutput | BaseException) -> None:
 
 @dataclass(eq=False)
 class Request:
-    """What was asked for, what has come of it so far, who gets its tokens, and where it is.
+    """The parameters of a request, its tokens so far, who gets them, and where the request is.
 
-    `prompt`: its text, if it was text. `index`: among the completions of its call. `number`: among those of its prompt.
-    `tokenizer`: None if the model has none. `engine_seed`: drawn from the engine's seed if the parameters have no seed.
+    `prompt`: its text, if it was text. `index`: its number among all completions of its call. `number`: its number among the
+    completions of its prompt. `tokenizer`: None if the model has none. `engine_seed`: drawn from the engine's seed if the
+    parameters have no seed.
 
     A request waits, or it is in an entry of a launch's request table (`entry`), or it is over (`finish_reason`). A launch puts
     it back for lack of KV pages; it then waits again, and goes on with its tokens so far as part of the prompt.
@@ -115,7 +116,7 @@ class Request:
         self.hashed, self.prefix_reader = PageDigests(), None
 
     def score(self, event: Token) -> None:
-        """Add what the launch has found of the prompt's next token."""
+        """Add the log probabilities of the prompt's next token."""
         if self.prompt_logprobs is None:
             return
         token_id = self.prompt_ids[len(self.prompt_logprobs)]
@@ -124,7 +125,7 @@ class Request:
             self._prompt_speller.push(token_id)
 
     def append(self, event: Token) -> TokenOutput:
-        """Add a token. A stop token of the request ends it, and text with a stop string: the launch knows of neither."""
+        """Add a token. The launch knows neither stop tokens of a request nor stop strings, so a request ends here by either."""
         self.last_s = time.perf_counter()
         self.first_s = self.first_s or self.last_s
         self.token_ids.append(event.token)

@@ -44,7 +44,7 @@ class SubmittedBatch:
 
 @dataclass(eq=False)
 class Task:
-    """A function that runs between two launches, and what it returns or raises."""
+    """A function that runs between two launches, with its result or error."""
 
     fn: Callable[[], Any]
     result: Future[Any] = field(default_factory=Future)

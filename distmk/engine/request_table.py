@@ -1,4 +1,4 @@
-"""The requests of one launch: those in entries of its request table, and those that wait for an entry."""
+"""The requests of one launch: some have an entry of its request table, and the others wait for one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RequestTable:
         self.idle_since_s = time.monotonic()  # if it is empty
 
     def add(self, *batches: SubmittedBatch) -> None:
-        """Take the requests of batches, in their order, but for those that are over."""
+        """Take the unfinished requests of batches, in their order."""
         for batch in batches:
             self._waiting.extend(batch.unfinished)
         self._send()
@@ -163,7 +163,7 @@ class RequestTable:
         self._sent.clear()
 
     def _send(self) -> None:
-        """Send what the launch has room for. An element of the ring stays free for `finish`."""
+        """Send requests while the launch has room. An element of the ring stays free for `finish`."""
         block = self._block
         while self._to_cancel and block.has_room(2):
             launch_id = self._to_cancel.popleft()
@@ -192,7 +192,7 @@ class RequestTable:
         return request.prefix_reader is not None
 
     def _write(self, request: Request, entry: int) -> None:
-        """Fill the entry of a request: what it has generated before it was put back is part of its prompt."""
+        """Fill the entry of a request. Tokens that it has generated before it was put back are part of its prompt."""
         ids, num_output = request.all_ids, len(request.token_ids)
         num_scores = num_unscored(request.params, len(request.prompt_ids), request.num_scored)
         prefix = []

@@ -28,21 +28,21 @@ class SamplingParams:
 
     `max_tokens`: of the completion; None: as many as the context has room for. `n`: completions of the prompt.
 
-    The distribution: the softmax of logits / `temperature` (0: the best token), of which only the `top_k` most probable tokens
-    (0 or -1: all) are left, then the fewest whose probabilities sum up to `top_p`, and those that have at least `min_p` of the
-    highest probability. `seed` (None: one that the engine's seed gives): a token's random number follows from seed, position and
-    token id alone. Repeated alone or in company a request with a seed gives the same text but for rounding, which seldom matters
-    while up to 16 such requests run at once; with `LLM(deterministic=True)` always. Before that, logits are changed:
-    `logit_bias` is added by token id; `presence_penalty` is taken off once, and `frequency_penalty` as often as the token was
-    generated; `repetition_penalty` divides positive logits, and multiplies others, of tokens of the prompt or the completion.
-    `LLM` takes biases of up to 300 tokens, and with `min_tokens` up to 84 end and stop tokens.
+    The distribution is the softmax of logits / `temperature` (0: the best token). The `top_k` most probable tokens (0 or -1:
+    all) are kept, then the fewest whose probabilities sum up to `top_p`, then every token with at least `min_p` of the
+    highest probability. `seed` (None: one that the engine's seed gives): a token's random number follows from seed, position
+    and token id alone. A request with a seed gives the same text when it is repeated, alone or in company, but for rounding.
+    Rounding seldom matters while up to 16 such requests run at once, and never with `LLM(deterministic=True)`. Before that,
+    logits are changed: `logit_bias` is added by token id; `presence_penalty` is taken off once, and `frequency_penalty` as
+    often as the token was generated; `repetition_penalty` divides positive logits, and multiplies others, of tokens of the
+    prompt or the completion. `LLM` takes biases of up to 300 tokens, and with `min_tokens` up to 84 end and stop tokens.
 
     The end: a token of `stop_token_ids` or of the model (not with `ignore_eos`), or a text of `stop`, which may be a special
     token. The completion does not show it (unless `include_stop_str_in_output`); none of them ends it before `min_tokens`
     tokens. `skip_special_tokens`: the text leaves special tokens out.
 
-    `logprobs`, `prompt_logprobs`: the number of most probable tokens whose log probabilities are given for every position of the
-    completion, or of the prompt, beside those of the token itself; 0: only of that. None: of none.
+    `logprobs`: how many of the most probable tokens get a log probability at every position of the completion, beside the
+    token itself; 0: the token alone; None: no log probabilities. `prompt_logprobs`: the same for the prompt.
     """
 
     max_tokens: int | None = 64

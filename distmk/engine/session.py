@@ -47,7 +47,8 @@ def make_backend(
     scheduler_threads: bool,
     others: Sequence[RankProgram] = (),
 ) -> Backend:
-    """The backend `name` (host, emulated or cuda) for this rank's program and those that take turns with it; collective.
+    """The backend `name` (host, emulated or cuda) for this rank's program and the programs that take turns with it;
+    collective.
 
     UsageError or BuildError (on every rank): it cannot be made.
     """
@@ -68,11 +69,11 @@ def make_backend(
 class Session:
     """A proved program with its memory on this rank. Collective: every rank makes it from the same graph.
 
-    `backend`: cuda, host, emulated, or auto (or None), which is cuda if that can run here, else host; `backend_name` says which.
-    `choose_target` says beforehand, with what a graph depends on: workers, and how matrices are packed.
-    `proved`: the program has passed `check` already (as those of `program_cache` have). `scheduler_threads`: schedulers have
-    threads of their own, on a GPU an SM of their own; else they run in the workers' idle time. CheckError: the program cannot
-    be proved correct. UsageError: the ranks have different programs or backends, the backend cannot run here, or the wrong
+    `backend`: cuda, host, emulated, or auto (or None), which is cuda if that can run here, else host; `backend_name` says
+    which. `choose_target` says beforehand, with what a graph depends on: workers, and how matrices are packed. `proved`: the
+    program has passed `check` already, as every program of `program_cache` has. `scheduler_threads`: schedulers have threads
+    of their own, on a GPU an SM of their own; else they run in the workers' idle time. CheckError: the program cannot be
+    proved correct. UsageError: the ranks have different programs or backends, the backend cannot run here, or the wrong
     number of ranks was started.
     """
 
@@ -122,9 +123,9 @@ class Session:
     def tensor(self, buffer: Buffer | str) -> torch.Tensor:
         """This rank's buffer as a torch tensor [rows, cols] of its dtype that shares its memory: a GPU's, or the host's.
 
-        A launch sees what was written before it; only Lamport buffers are zeroed when it begins. On a GPU it waits for all
-        streams before it starts, and `run` returns when it is over, so no stream has to wait for it. Leave the tensor alone
-        while a launch is under way.
+        A launch sees values that were written before it; only Lamport buffers are zeroed when it begins. On a GPU it waits
+        for all streams before it starts, and `run` returns when it is over, so no stream has to wait for it. Leave the tensor
+        alone while a launch is under way.
 
         Valid until `close`, which leaves it with its last contents in memory of its own. Tensors made of it, such as slices,
         share that on the host; on a GPU they must not be used any longer. UsageError: no such buffer, torch is not installed,
@@ -163,7 +164,7 @@ class Session:
         self.backend.write(allocation, 0, np.ascontiguousarray(full))
 
     def _find(self, buffer: Buffer | str) -> tuple[Buffer, Placed]:
-        """A buffer and its place, in this program or in those that take turns with it."""
+        """A buffer and its place, in this program or in one that takes turns with it."""
         if not isinstance(buffer, Buffer | str):
             raise OwnUsageError(f"{shown(buffer)} is no buffer; give what graph.buffer returned, or its name")
         name = buffer if isinstance(buffer, str) else buffer.name

@@ -1,8 +1,8 @@
 """What a request must pass before it is read: its host and origin, its key, and the size of its body and the time that it takes.
 
 A stranger's web page must not use a server without keys through a browser. A page may let its own name point to this machine
-(DNS rebinding). Its requests then look like those of the server's own page, except for the header Host. A page may also ask the
-server directly. The header Origin tells that.
+(DNS rebinding). Its requests then look as if the server's own page sent them, except for the header Host. A page may also ask
+the server directly. The header Origin tells that.
 """
 
 from __future__ import annotations
@@ -203,5 +203,5 @@ def _too_large(config: ServerConfig) -> ApiError:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of equal length for all keys, so that comparing tells nothing of a key's length."""
+    """A digest has the same length for all keys, so comparing takes no time that depends on a key's length."""
     return hashlib.sha256(key).digest()

@@ -66,7 +66,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 class GenerationBody(Body):
-    """What both endpoints that generate have. Ranges are those of `SamplingParams`, which checks them."""
+    """What both endpoints that generate have. `SamplingParams` checks their ranges."""
 
     model: str
     max_tokens: Strict | None = None

@@ -48,7 +48,9 @@ def _params(state: ServerState, body: CompletionBody) -> SamplingParams:
 
 @dataclass(frozen=True)
 class _Echo:
-    """What is shown of a prompt: its text, and with log probabilities where its tokens begin, in a text that the client gave."""
+    """A prompt as the answer repeats it: its text, and the offsets of its tokens if the client gave text and asks for log
+    probabilities.
+    """
 
     text: str = ""
     offsets: list[int] | None = None

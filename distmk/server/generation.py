@@ -140,7 +140,9 @@ class Generation:
         return len(self.prompts) * self.params.n
 
     def prompt_logprobs(self, choice: int) -> Sequence[Mapping[int, Logprob] | None] | None:
-        """By position, None for the first; known from the choice's first token on, if they were asked for."""
+        """Log probabilities of a choice's prompt by position, None for the first; known from the choice's first token on, if
+        asked for.
+        """
         return self._stream.prompt_logprobs(choice)
 
     def usage(self) -> dict[str, int]:
@@ -192,7 +194,7 @@ class Generation:
 async def _generation(
     state: ServerState, body: GenerationBody, params: SamplingParams, record: LogRecord
 ) -> AsyncIterator[Generation]:
-    """Completions under way; the end of the block cancels those that have not ended.
+    """Completions under way; the end of the block cancels unfinished ones.
 
     UsageError: they cannot be served. ApiError: too many wait.
     """

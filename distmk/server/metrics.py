@@ -145,7 +145,7 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """What the engine counts itself, read at a scrape; nothing once the engine has ended."""
+    """The engine's own counts, read at a scrape; there are none once the engine has ended."""
 
     def __init__(self, labels: tuple[str, str], stats: Callable[[], EngineStats]) -> None:
         self._labels = labels

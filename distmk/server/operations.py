@@ -62,7 +62,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/stats")
     async def stats() -> dict[str, Any]:
-        """What the engine does now, for the page."""
+        """The engine's state, for the page."""
         return {
             "model": state.config.served_model_name,
             "max_model_len": state.llm.max_model_len,

@@ -75,8 +75,8 @@ def serve(llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None
 
 @contextlib.contextmanager
 def _short_pauses() -> Iterator[None]:
-    """Python's own pauses, which every token would wait for: the collector passes by what has been loaded before, and a thread
-    that computes lets others run within a millisecond.
+    """Keep Python's own pauses short, because every token would wait for them. The collector skips objects that were loaded
+    before, and a thread that computes lets others run within a millisecond.
     """
     interval_s = sys.getswitchinterval()
     gc.collect()
@@ -142,7 +142,7 @@ class Server(uvicorn.Server):
         return not count or self.cuts_off or time.monotonic() >= self._drain_until_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more connections, and wait for those that have an answer to send."""
+        """Accept no more connections, and wait until open ones have sent their answers."""
         self.state.draining = True
         cutting_off = asyncio.ensure_future(self._cut_off())
         await super().shutdown(sockets)

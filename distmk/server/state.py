@@ -1,4 +1,4 @@
-"""What the endpoints of one server share."""
+"""The state that the endpoints of one server share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How byte-level BPE of GGUF files splits text into words, by `tokenizer.ggml.pre`.
 
-The names, and which of them mean the same, are those of llama.cpp's `llama-vocab.cpp`. The expressions are those of the
-models' tokenizer.json; where llama.cpp has to approximate one (upper and lower case, long s), the original counts.
+llama.cpp's `llama-vocab.cpp` has the names, and says which of them mean the same. The expressions come from the models'
+tokenizer.json. Where llama.cpp has to approximate one (upper and lower case, long s), the original counts.
 
 Not here: names that need more than expressions (kimi-k2, afmoe, superbpe, chameleon), and BPE without a byte level (gemma4,
 granite-embed-multi-311m, sarvam-moe, whitespace).
@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Split:
-    """How byte-level BPE splits text into words: by `patterns`, each of which splits the words of the one before.
+    """How byte-level BPE splits text into words: each of `patterns` splits the words that the one before has made.
 
     Pieces between two matches are words as well. The syntax is Oniguruma's.
 
-    whole_words: a word that is a token is encoded as it, even if no merges lead there. bos: a prompt begins with BOS unless the
-    file says otherwise. nfc: text is brought into Unicode's NFC first.
+    whole_words: a word that is a token is encoded as that token, even if no merges lead there. bos: a prompt begins with BOS
+    unless the file says otherwise. nfc: text is first normalized to Unicode's NFC.
     """
 
     patterns: tuple[str, ...]

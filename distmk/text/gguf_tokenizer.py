@@ -33,7 +33,9 @@ def tokenizer_from_gguf(header: GgufHeader) -> tokenizers.Tokenizer:
 
 
 def _add_special(inner: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
-    """Tokens that text spells as a whole: control tokens and those that end a reply are special, the user's own are text."""
+    """Add the tokens that text spells as a whole. Control tokens and tokens that end a reply are special; the user's own are
+    text.
+    """
     from tokenizers import AddedToken
 
     types = (CONTROL,) if vocabulary.setting("model") == "gpt2" else (CONTROL, UNKNOWN)
@@ -54,7 +56,7 @@ def _takes_spaces(vocabulary: Vocabulary, text: str) -> bool:
 
 
 def _add_template(inner: tokenizers.Tokenizer, vocabulary: Vocabulary, kind: TokenizerKind) -> None:
-    """What is added to a prompt: BOS in front, EOS (of WordPiece, SEP) behind, as the file says or else as usual for `kind`."""
+    """Add BOS in front of a prompt and EOS behind it (SEP for WordPiece), as the file says or else as usual for `kind`."""
     from tokenizers import processors
 
     usual, ids = kind.adds(vocabulary), {}

@@ -33,7 +33,7 @@ class Vocabulary:
         return {token: token_id for token_id, token in reversed(list(enumerate(self.tokens)))}
 
     def scores(self) -> list[float]:
-        """Of every token, log probabilities or minus ranks. ModelError: there are none."""
+        """A score for every token: a log probability, or its rank with a minus. ModelError: there are none."""
         scores = read_numbers(self.header, "tokenizer.ggml.scores")
         if len(scores) != len(self.tokens):
             raise self.damaged(f"it has {len(self.tokens)} tokens and {len(scores)} scores")
@@ -74,7 +74,9 @@ def read_vocabulary(header: GgufHeader) -> Vocabulary:
 
 
 def _wordpiece_spelling(token: str, kind: int | float | bool) -> str:
-    """A token as WordPiece's vocab.txt spells it; llama.cpp's converter marks those that begin a word instead of the others."""
+    """A token as WordPiece's vocab.txt spells it. llama.cpp's converter marks tokens that begin a word, instead of the
+    others.
+    """
     if kind in (CONTROL, UNKNOWN):
         return token
     return token[len(SPACE) :] if token.startswith(SPACE) else CONTINUATION + token

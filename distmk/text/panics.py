@@ -36,7 +36,7 @@ def panics_as(make_error: Callable[[str], UsageError], quiet: bool = True) -> It
 
 @contextlib.contextmanager
 def _stderr_kept_back() -> Iterator[Callable[[], None]]:
-    """Keep back what is written to descriptor 2 in the block until its end; the function that it yields discards it."""
+    """Keep back everything that the block writes to descriptor 2 until its end; the function that it yields discards it."""
     with _redirecting:
         try:
             stderr = os.dup(2)

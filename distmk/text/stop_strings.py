@@ -85,7 +85,7 @@ class _Matcher:
 
 
 def _fallbacks(stop: str) -> list[int]:
-    """By the length of a prefix of `stop`: the length of the longest shorter prefix that it ends with."""
+    """For each length of a prefix of `stop`, the length of the longest shorter prefix that it ends with."""
     lengths = [0, 0]
     for character in stop[1:]:
         count = lengths[-1]

@@ -1,4 +1,4 @@
-"""Text of token ids as they are generated: every piece ends at the end of a character."""
+"""Text of token ids while they are generated: every piece ends at the end of a character."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ _MAX_WINDOW = 4
 class TokenSpeller:
     """Spells the tokens of one sequence in turn. Joined, their bytes are the UTF-8 of the text that all of them decode to.
 
-    A token cannot be decoded alone. Most tokenizers drop the space of the first word, WordPiece writes a space in front of every
-    other word, and a token may be a part of a character. Bytes that are not UTF-8 stay as they are.
+    A token cannot be decoded alone. Most tokenizers drop the space of the first word. WordPiece writes a space in front of
+    every other word. A token may be a part of a character. Bytes that are not UTF-8 stay unchanged.
 
     `skip_special`: special tokens add nothing, and tokens behind them are spelled as if these were not there. `context`: tokens
     before the first one pushed.

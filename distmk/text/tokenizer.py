@@ -71,9 +71,10 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of `text`, if `add_special` with the special tokens that the model adds to a prompt (such as BOS).
 
-        Special tokens spelled out in the text are encoded as such; a text that begins with those that would be added in front
-        (`<s>Hello`) gets no second ones. `max_tokens`: a context, for which text that is too long in any case is refused
-        before it is encoded. UsageError: that, or `text` is not valid Unicode. Other threads run while a long text is encoded.
+        Special tokens spelled out in the text are encoded as such. A text that begins with the tokens that would be added in
+        front (`<s>Hello`) gets no second ones. `max_tokens`: a context, for which text that is too long in any case is
+        refused before it is encoded. UsageError: that, or `text` is not valid Unicode. Other threads run while a long text is
+        encoded.
         """
         encoded, num_added = self._encode(text, add_special, max_tokens)
         ids: list[int] = encoded.ids
@@ -137,7 +138,7 @@ class Tokenizer:
         return text
 
     def spells_bytes(self, token_id: int) -> bool:
-        """Whether `token_bytes` of a token is what it adds to any text: in byte-level BPE, and of byte fallback's own tokens."""
+        """Whether a token adds its `token_bytes` to any text. Tokens of byte-level BPE do, and byte fallback's own tokens."""
         return self._byte_level or (self._byte_fallback and self._byte_of(token_id) is not None)
 
     def token_bytes(self, token_id: int) -> bytes:

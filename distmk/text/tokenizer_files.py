@@ -1,4 +1,4 @@
-"""Which files the tokenizer comes from: those of the model, or those that a user names instead."""
+"""Which files the tokenizer comes from: the model's, or files that a user names instead."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def find_tokenizer(args: TokenizerArgs, checkpoint: Checkpoint) -> ModelFiles:
 
 
 def end_tokens(checkpoint: Checkpoint, tokenizer_files: ModelFiles) -> tuple[int, ...]:
-    """The ids that end a text: those of the model, and as in vLLM that of the tokenizer."""
+    """The ids that end a text: the model's, and as in vLLM the tokenizer's."""
     ids, path = checkpoint.config.eos_token_ids, tokenizer_files.path
     if tokenizer_files is not checkpoint and path is not None and is_folder(path):
         ids += tuple(tokenizer_eos_ids(path))

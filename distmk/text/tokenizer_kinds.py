@@ -21,10 +21,11 @@ HINT = "give token ids with --prompt-ids instead of text"
 
 @dataclass(frozen=True)
 class TokenizerKind:
-    """A kind of tokenizer: how to build one, and what it adds to a prompt unless the file says otherwise (as llama.cpp).
+    """A kind of tokenizer: how to build one, and the tokens that it adds to a prompt unless the file says otherwise (as in
+    llama.cpp).
 
-    added: names of the tokens that may be added, in front and behind. adds: those of them that are. usual_ids: their ids in
-    files that do not name them.
+    added: names of the tokens that may be added, in front and behind. adds: names of the tokens that are added. usual_ids:
+    their ids in files that do not name them.
     """
 
     title: str
@@ -66,9 +67,9 @@ def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """SentencePiece BPE. What is no token is spelled in tokens for bytes.
+    """SentencePiece BPE. Tokens for bytes spell text that no other token has.
 
-    A file has scores instead of merges: the pair that becomes the token with the highest score is merged first. transformers
+    A file has scores instead of merges. The pair that becomes the token with the highest score is merged first. transformers
     makes merges of scores in the same way (`SentencePieceExtractor`).
     """
     options: dict[str, Any] = {"byte_fallback": True, "fuse_unk": True}
@@ -86,7 +87,7 @@ def _unigram(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
 
     scores, unknown = vocabulary.scores(), vocabulary.needed_id_of("unknown", usual=2)
     normal = [kind == NORMAL for kind in vocabulary.types] or [True] * len(scores)
-    # An unknown character costs 10 more than the worst of the scores, and only those of normal tokens count (llama.cpp).
+    # An unknown character costs 10 more than the worst score of a normal token (llama.cpp).
     worst = min((score for score, counts in zip(scores, normal, strict=True) if counts), default=0.0)
     pieces = [(t, s if counts else worst) for t, s, counts in zip(vocabulary.tokens, scores, normal, strict=True)]
     try:
@@ -153,7 +154,7 @@ def _charsmap(vocabulary: Vocabulary) -> list[Any]:
 
 
 def _merges_of(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every two tokens that make a third, those of the highest score first. Tokens that text cannot spell have no part in it."""
+    """Every two tokens that make a third, by falling score of the third. Tokens that text cannot spell have no part in it."""
     ids = vocabulary.ids()
     for token in vocabulary.of_type(UNKNOWN, CONTROL, BYTE):
         ids.pop(token, None)

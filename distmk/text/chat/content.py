@@ -19,7 +19,7 @@ from distmk.text.chat.messages import joined_text
 class ContentForm:
     """What a template does with the content of a message and with the arguments of its tool calls.
 
-    `loops`: it loops over the parts, as those of models that see do. `tests_text`: it asks whether the content is text.
+    `loops`: it loops over the parts, as templates of multimodal models do. `tests_text`: it asks whether the content is text.
     `joins_arguments`: it writes arguments as the text that they are.
     """
 

@@ -15,7 +15,7 @@ from distmk.weights.gguf_header import GgufHeader, read_header
 from distmk.weights.hf_config import read_json, text_of_token
 
 MAX_TEMPLATE_BYTES = 256 << 10
-"""Of one template. The longest published ones have about 20 KB."""
+"""The most bytes of one template. The longest published ones have about 20 KB."""
 
 _KEY = "chat_template"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -24,7 +24,7 @@ _GGUF_NAMES = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # the fo
 
 @dataclass(frozen=True)
 class ChatFiles:
-    """What the files of the model at `where` say about conversations.
+    """Chat templates and special tokens, from the files of the model at `where`.
 
     `templates` by name, the usual one being "default". `special_tokens` are variables of templates, such as bos_token.
     """
@@ -54,7 +54,7 @@ def check_template_size(template: str, what: str, error: type[UsageError] = Usag
 
 
 def _folder_templates(folder: Path) -> dict[str, str]:
-    """As in transformers: files of templates count, else tokenizer_config.json; chat_template.json is that of a processor."""
+    """As in transformers, files of templates count, else tokenizer_config.json; processors have a chat_template.json."""
     files = {"default": folder / "chat_template.jinja"}
     others = folder / "additional_chat_templates"
     if exists(others) and is_folder(others):
@@ -100,7 +100,7 @@ def _folder_tokens(folder: Path) -> dict[str, str]:
 
 
 def _gguf_templates(header: GgufHeader) -> dict[str, str]:
-    """Keys as in ggml's `docs/gguf.md`, and those of named templates as convert_hf_to_gguf.py of llama.cpp writes them."""
+    """Keys as in ggml's `docs/gguf.md`; keys of named templates as convert_hf_to_gguf.py of llama.cpp writes them."""
     key = f"tokenizer.{_KEY}"
     found = {"default": header.metadata.get(key)}
     found |= {

@@ -72,8 +72,8 @@ def chat_prompt(messages: Any, options: Mapping[str, Any]) -> ChatPrompt:
 def read_messages(given: Any) -> list[dict[str, Any]]:
     """One conversation, as new plain objects; keys whose value is None are left out, as in transformers.
 
-    The content of each is text, or a list of text parts; beside tool calls it may be absent. Arguments of tool calls are objects.
-    UsageError: anything else; it names the message and what was expected.
+    The content of each is text, or a list of text parts; beside tool calls it may be absent. Arguments of tool calls are
+    objects. UsageError: anything else; the line names the message and the expected form.
     """
     if not is_list(given):
         raise UsageError(f"the conversation is {value_name(given)}; expected a list of messages")

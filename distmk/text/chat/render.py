@@ -136,5 +136,5 @@ def _cut_at_mark(text: str, last: str, name: str) -> str:
     end = text.rfind(_TAG.rstrip())
     if end < 0 or last.strip() not in text:
         raise UsageError(f"{name} does not show the whole last message, so it cannot be continued")
-    # A template that strips messages has stripped the mark's space, and would have stripped that of the message.
+    # A template that strips messages has stripped the mark's space, and would have stripped the message's own.
     return text[:end] if text[end:].startswith(_TAG) else text[:end].rstrip()

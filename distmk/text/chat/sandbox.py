@@ -1,7 +1,7 @@
-"""The jinja2 environment of chat templates: that of transformers, in jinja2's sandbox.
+"""The jinja2 environment of chat templates: it is the environment of transformers, in jinja2's sandbox.
 
-A template is code from a model's author. The sandbox keeps it from Python's internals; what it may take of time and memory, the
-operating system limits (`template_worker`).
+A template is code from a model's author. The sandbox keeps it from Python's internals. The operating system limits its time
+and memory (`template_worker`).
 """
 
 from __future__ import annotations

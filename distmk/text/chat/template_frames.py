@@ -1,4 +1,4 @@
-"""What a process that renders chat templates is asked, and what it answers, as frames on a socket.
+"""Tasks for a process that renders chat templates, and its answers, as frames on a socket.
 
 The answer is text, so that whatever a template does, this process reads no more than text from it.
 """
@@ -18,8 +18,8 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What one rendering may take. `cpu_s`: CPU time; a conversation of 1,000 messages takes about 10 ms. `memory_bytes`: address
-    space beyond what the process had before. `output_chars`: the text; a million tokens are about 4 MB.
+    """What one rendering may take. `cpu_s`: CPU time; a conversation of 1,000 messages takes about 10 ms. `memory_bytes`:
+    address space that the process may take beyond its present one. `output_chars`: the text; a million tokens are about 4 MB.
     """
 
     cpu_s: float = 2.0

@@ -31,7 +31,7 @@ _WORKER = "import sys; sys.path[:] = sys.argv[1:]; from distmk.text.chat.templat
 def render(
     source: str, messages: list[dict[str, Any]], variables: dict[str, Any], limits: Limits | None = None
 ) -> Answer:
-    """What the template `source` makes of plain values. Any number of threads may call it. UsageError: no process can start."""
+    """Render plain values with the template `source`. Any number of threads may call it. UsageError: no process can start."""
     global _pool
     if _pool.owner_pid != os.getpid():  # a forked child must not talk to its parent's processes
         _pool = _Pool()

@@ -1,7 +1,7 @@
 """The process that renders chat templates: it gets conversations on its standard input, a socket, and answers there.
 
-The kernel enforces the limits of each rendering, in the middle of an operation too: an allocation beyond the memory fails, and a
-timer of CPU time ends the process. It has no other files, and it ends when the process that asks it has ended.
+The kernel enforces the limits of each rendering, in the middle of an operation too. An allocation beyond the memory fails,
+and a timer of CPU time ends the process. It has no other files, and it ends when the process that asks it has ended.
 """
 
 from __future__ import annotations
