@@ -25,7 +25,7 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def create(body: ChatCompletionBody, http: HttpRequest) -> Response:
-        state.check_template(body.chat_template)
+        check_template(state, body.chat_template)
 
         async def make_answer(running: Generation) -> _Answer:
             return _Answer(state, body, running)
@@ -33,6 +33,13 @@ def router(state: ServerState) -> APIRouter:
         return await respond(ENDPOINT, state, http, body, _params(state, body), make_answer)
 
     return routes
+
+
+def check_template(state: ServerState, given: str | None) -> None:
+    """ApiError: a request comes with a chat template, and the server does not trust it."""
+    if given is not None and not state.config.trust_request_chat_template:
+        message = "chat_template is the server's to choose; it takes another with --trust-request-chat-template only"
+        raise ApiError(400, message, "chat_template")
 
 
 def _params(state: ServerState, body: ChatCompletionBody) -> SamplingParams:

@@ -38,14 +38,6 @@ class ServerState:
                 404, f"the model {name[:200]!r} is not served here, only {names}", "model", "model_not_found"
             )
 
-    def check_template(self, given: str | None) -> None:
-        """ApiError: a request comes with a chat template, and the server does not trust it."""
-        if given is not None and not self.config.trust_request_chat_template:
-            message = (
-                "chat_template is the server's to choose; it takes another with --trust-request-chat-template only"
-            )
-            raise ApiError(400, message, "chat_template")
-
     def check_serving(self) -> None:
         """ApiError: the server takes no more requests."""
         if self.engine_error is not None:

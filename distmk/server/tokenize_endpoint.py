@@ -8,6 +8,7 @@ from fastapi import APIRouter
 
 from distmk import ChatPrompt
 from distmk.server.bodies import DetokenizeBody, TokenizeBody, bounded_route
+from distmk.server.chat_endpoint import check_template
 from distmk.server.errors import ApiError, as_bad_request
 from distmk.server.state import ServerState
 
@@ -23,7 +24,7 @@ def router(state: ServerState) -> APIRouter:
             raise ApiError(400, "expected either prompt or messages", "prompt")
         prompt: str | ChatPrompt = body.prompt or ""
         if body.messages is not None:
-            state.check_template(body.chat_template)
+            check_template(state, body.chat_template)
             prompt = ChatPrompt(body.messages, **body.chat_options)
         with as_bad_request({"prompt": "prompt" if body.messages is None else "messages"}):
             ids = await state.llm.tokenize(prompt)
