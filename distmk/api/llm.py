@@ -90,9 +90,8 @@ class LLM(LLMEngine):
     ) -> None:
         check_absent(other, ENGINE, LLM)
         own = own_model(model, weights)
-
-        def engine_args() -> EngineArgs:
-            return EngineArgs(
+        super().__init__(
+            lambda: EngineArgs(
                 model=own.name if own else str(model),
                 tokenizer=tokenizer,
                 revision=revision,
@@ -114,10 +113,11 @@ class LLM(LLMEngine):
                 enable_prefix_caching=enable_prefix_caching,
                 idle_exit_s=idle_exit_s,
                 generation_config=generation_config,
-            )
-
-        super().__init__(
-            engine_args, tensor_parallel_size, skip_tokenizer_init=skip_tokenizer_init, followed=followed, own=own
+            ),
+            tensor_parallel_size,
+            skip_tokenizer_init=skip_tokenizer_init,
+            followed=followed,
+            own=own,
         )
 
     @property
