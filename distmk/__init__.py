@@ -13,42 +13,44 @@ if TYPE_CHECKING:
 
     from distmk import tasks, testing
     from distmk.abi import Scores
+    from distmk.api.async_llm import AsyncLLM
+    from distmk.api.llm import LLM
+    from distmk.api.outputs import RequestOutput
     from distmk.backends.target import Target, choose_target
     from distmk.bootstrap import connect
     from distmk.cli.exit_status import run_main
+    from distmk.engine.outputs import TokenOutput
+    from distmk.engine.sampling_params import SamplingParams
+    from distmk.engine.session import Session
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
     from distmk.graph.graph import Graph
     from distmk.model import nn
     from distmk.model.causal_lm import CausalLM, register_model
     from distmk.model.config import ModelConfig
     from distmk.program.program import compile_graph
-    from distmk.serving.async_llm import AsyncLLM
-    from distmk.serving.chat.messages import ChatPrompt
-    from distmk.serving.llm import LLM
-    from distmk.serving.sampling import RequestOutput, SamplingParams, TokenOutput
-    from distmk.serving.session import Session
     from distmk.tasks.own_types import register
+    from distmk.text.chat.messages import ChatPrompt
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncLLM": "serving.async_llm",
+    "AsyncLLM": "api.async_llm",
     "CausalLM": "model.causal_lm",
-    "ChatPrompt": "serving.chat.messages",
+    "ChatPrompt": "text.chat.messages",
     "CheckError": "errors",
     "DistmkError": "errors",
     "Graph": "graph.graph",
     "HangError": "errors",
-    "LLM": "serving.llm",
+    "LLM": "api.llm",
     "ModelConfig": "model.config",
     "Scores": "abi",
     "ModelError": "errors",
     "RankLostError": "errors",
-    "RequestOutput": "serving.sampling",
-    "SamplingParams": "serving.sampling",
-    "Session": "serving.session",
+    "RequestOutput": "api.outputs",
+    "SamplingParams": "engine.sampling_params",
+    "Session": "engine.session",
     "Target": "backends.target",
-    "TokenOutput": "serving.sampling",
+    "TokenOutput": "engine.outputs",
     "UsageError": "errors",
     "choose_target": "backends.target",
     "compile_graph": "program.program",

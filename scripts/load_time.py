@@ -31,7 +31,7 @@ from benchmark.report import latency_summary
 from distmk import LLM, SamplingParams
 from distmk.backends.defaults import BACKENDS
 from distmk.cli.exit_status import run_main
-from distmk.serving.sampling import TokenOutput
+from distmk.engine.outputs import TokenOutput
 
 NUM_GAPS = 5
 MAX_PROMPT, MAX_TOKENS = 200, 64
@@ -50,8 +50,8 @@ class Watch:
 
     @contextmanager
     def over(self, llm: LLM) -> Iterator[None]:
-        """Watch an engine, the collector, and the times in which Python does not run."""
-        engine = llm.llm_engine.engine
+        """Watch an engine, the collector and the time for which Python does not run."""
+        engine = llm.engine
         launch, ticking = engine.launch, threading.Thread(target=self._tick)
 
         def timed_launch() -> Any:

@@ -92,7 +92,7 @@ def time_ours(arguments: argparse.Namespace) -> tuple[dict[str, Any], ModelConfi
             n: median_ms(lambda salt, n=n: first_token_s(llm, n, salt), arguments.repeats) for n in lengths
         }
         found["requests_s"] = {n: round(requests_s(llm, n), 3) for n in numbers(arguments.requests)}
-        return found, llm.llm_engine.engine.config, llm.backend
+        return found, llm.engine.config, llm.backend
 
 
 def time_peer(config: ModelConfig, lengths: list[int], repeats: int, device: str) -> dict[int, float]:

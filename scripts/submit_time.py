@@ -37,8 +37,8 @@ STEPS = 256
 
 
 def time_ring(llm: LLM, repeats: int) -> tuple[list[float], list[float]]:
-    """Microseconds of writing and of answering, in a separate launch."""
-    launch = llm.llm_engine.engine.launch()
+    """Microseconds of writing and of answering, in a launch of its own."""
+    launch = llm.engine.launch()
     block, counts = launch.launch.block, launch.launch.block.counts
     writing, answering = [], []
     for number in range(repeats):

@@ -12,7 +12,7 @@ from support.helpers import ROOT
 LAYERS = [
     ["errors"],
     ["abi", "env", "gc_pause", "interrupts", "nvtx_ranges", "open_files"],
-    ["console", "parameter_checks", "user_files"],
+    ["absent_parameters", "console", "parameter_checks", "user_files"],
     ["progress"],
     ["model"],
     ["models", "formats"],
@@ -25,7 +25,9 @@ LAYERS = [
     ["bootstrap"],
     ["backends"],
     ["trace"],
-    ["serving"],
+    ["text"],
+    ["engine"],
+    ["api"],
     ["server", "testing"],
     ["doctor"],
     ["cli"],
@@ -89,6 +91,18 @@ def test_imports_point_down() -> None:
             target = parts_of(imported) if imported.split(".")[0] == "distmk" else ""
             if part and target and part != target and level[target] >= level[part]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {part} (layer {level[part]}) imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_server_stands_on_the_api_alone() -> None:
+    """Names of the engine and of texts that HTTP needs are exported by `distmk` or by modules of `distmk.api`."""
+    known = modules()
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {imported}"
+        for module, path in known.items()
+        for imported, line in imports(path, set(known))
+        if parts_of(module) == "server" and parts_of(imported) in ("engine", "text")
+    ]
     assert not wrong, "\n".join(wrong)
 
 

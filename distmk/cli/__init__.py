@@ -9,11 +9,11 @@ from types import FrameType
 from typing import NoReturn
 
 import distmk
+from distmk.absent_parameters import suggestion
 from distmk.cli.exit_status import status_of
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import discard_unwritten, occupy_closed_descriptors, require_stdout, write_raw
 from distmk.errors import UsageError
-from distmk.serving.absent_parameters import suggestion
 
 _ENGINES = ("generate", "chat", "serve")  # commands that run a model
 MAX_MESSAGE = 300  # characters of a message about arguments

@@ -11,6 +11,8 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any, NoReturn
 
+from distmk.api.input_processor import InputProcessor, open_input_processor
+from distmk.api.llm import LLM
 from distmk.bootstrap import detect
 from distmk.cli.chat_session import ChatSession
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
@@ -18,11 +20,9 @@ from distmk.cli.prompts import MAX_BYTES
 from distmk.cli.sampling_options import add_sampling_options, sampling_params
 from distmk.cli.together import refusing_together
 from distmk.console import require_stdout, show, tell
+from distmk.engine.engine_args import EngineArgs
 from distmk.errors import Interrupted, UsageError, one_line
-from distmk.serving.chat.messages import ChatPrompt
-from distmk.serving.engine import EngineArgs
-from distmk.serving.input_processor import InputProcessor, open_input_processor
-from distmk.serving.llm import LLM
+from distmk.text.chat.messages import ChatPrompt
 
 _MAX_TOKENS = 1024  # length of an answer, unless the model says otherwise
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from distmk.api.llm import LLM
 from distmk.console import show, tell, write_generated
+from distmk.engine.sampling_params import SamplingParams
 from distmk.errors import UsageError, shown
-from distmk.serving.llm import LLM
-from distmk.serving.sampling import SamplingParams
 
 COMMANDS = {
     "/reset": "begin a new conversation, with the same system message",

@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from distmk import trace
+from distmk.api.input_processor import check_fits, open_input_processor
+from distmk.api.llm import LLM
+from distmk.api.outputs import output_of
+from distmk.api.prompts import Prompt
+from distmk.api.prompts_bar import prompts_bar
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
 from distmk.cli.prompts import read_prompts
 from distmk.cli.sampling_options import add_sampling_options, sampling_params
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import require_stdout, show, tell, tell_lines, write_generated
+from distmk.engine.engine_args import EngineArgs
+from distmk.engine.outputs import TokenOutput
+from distmk.engine.request import Request
+from distmk.engine.sampling_params import SamplingParams
 from distmk.errors import UsageError, shown
-from distmk.serving.chat.messages import ChatPrompt
-from distmk.serving.engine import EngineArgs
-from distmk.serving.input_processor import open_input_processor
-from distmk.serving.llm import LLM
-from distmk.serving.prompts import Prompt
-from distmk.serving.prompts_bar import prompts_bar
-from distmk.serving.requests import Request, check_fits
-from distmk.serving.sampling import SamplingParams, TokenOutput
+from distmk.text.chat.messages import ChatPrompt
 
 DEFAULT_TRACE_ITERATIONS = 8
 
@@ -179,7 +181,7 @@ def _ids(token_ids: list[int]) -> list[str]:
 
 def _write_json(llm: LLM, requests: list[Request]) -> None:
     for request in requests:
-        output = request.output()
+        output = output_of(request)
         completion = output.outputs[0]
         record = {
             "prompt": output.prompt,

@@ -8,10 +8,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from distmk.absent_parameters import refusal
+from distmk.api.absent_arguments import ENGINE
 from distmk.backends.defaults import BACKENDS
 from distmk.cli.together import require_one_job
-from distmk.serving.absent_parameters import ENGINE, refusal
-from distmk.serving.engine import EngineArgs
+from distmk.engine.engine_args import EngineArgs
 
 _MODEL_LEN_HELP = "longest sequence in tokens (default: the model's own, as far as memory allows)"
 MODEL_HELP = "Hugging Face folder or name, .gguf file, or (dummy) a config or preset"

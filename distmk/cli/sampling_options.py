@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distmk.serving.sampling import SamplingParams
+from distmk.engine.sampling_params import SamplingParams
 
 _NUMBERS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "temperature": (float, "X", "0 takes the best token, 1 draws by the model's probabilities"),

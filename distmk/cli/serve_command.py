@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distmk import env
+from distmk.api.llm import LLM
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
 from distmk.cli.serve_access import access_of, add_access_options
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.errors import UsageError
-from distmk.serving.llm import LLM
 
 if TYPE_CHECKING:
     from distmk.server.config import ServerConfig

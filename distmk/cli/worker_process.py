@@ -6,8 +6,8 @@ import sys
 
 from distmk.bootstrap import Bootstrap, connect, setup_follower
 from distmk.console import discard_unwritten, occupy_closed_descriptors, tell
+from distmk.engine.commands import serve
 from distmk.errors import DistmkError, JobClosedError, OwnUsageError, RankLostError, one_line
-from distmk.serving.commands import serve
 
 
 def main() -> int:

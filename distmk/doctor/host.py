@@ -17,9 +17,9 @@ from distmk.backends.host.backend import usable_cores
 from distmk.backends.host.segments import FOLDER
 from distmk.bootstrap.single import SingleBootstrap
 from distmk.doctor.finding import Finding, first_line
+from distmk.engine.session import Session
 from distmk.errors import DistmkError
 from distmk.graph.graph import Graph
-from distmk.serving.session import Session
 from distmk.tasks import Affine
 
 MIN_SHARED_BYTES = 256 << 20  # the heaps of a few ranks of a large model

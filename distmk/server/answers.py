@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from distmk.errors import DistmkError
-from distmk.server.errors import api_error
-from distmk.server.records import record_of
+from distmk.server.errors import ERROR_KEY, api_error
 
 T = TypeVar("T")
 
@@ -47,7 +46,7 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def whole_answer(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def whole_answer(request: HttpRequest, work: Coroutine[Any, Any, Response]) -> Response:
     """The response that `work` makes, unless the client leaves before."""
     try:
         return await until_client_leaves(request.receive, work)
@@ -87,7 +86,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
         except DistmkError as error:
             known = api_error(error)
-            record_of(scope).error = known.message
+            scope[ERROR_KEY] = known.message
             body = event(known.body())
             await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})

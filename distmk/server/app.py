@@ -5,10 +5,9 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from distmk.server import chat, completions, operations, tokens
+from distmk.server import chat_endpoint, completions_endpoint, operations, tokenize_endpoint
+from distmk.server.admission import HostCheck, Limits
 from distmk.server.errors import install_handlers
-from distmk.server.hosts import HostCheck
-from distmk.server.limits import Limits
 from distmk.server.request_log import RequestLog
 from distmk.server.state import ServerState
 
@@ -17,7 +16,7 @@ def build_app(state: ServerState) -> FastAPI:
     """The ASGI application that serves `state`."""
     # The pages of FastAPI's documentation load scripts from elsewhere; /openapi.json stays.
     app = FastAPI(title="distmk", docs_url=None, redoc_url=None)
-    for part in (completions, chat, tokens, operations):
+    for part in (completions_endpoint, chat_endpoint, tokenize_endpoint, operations):
         app.include_router(part.router(state))
     install_handlers(app)
     config = state.config

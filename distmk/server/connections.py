@@ -20,7 +20,7 @@ class _HeaderTooLargeError(Exception):
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's connection, with bounds on the time and bytes until a header is complete, on the time in which a client takes
+    """uvicorn's connection with bounds: on the time and bytes until a header is complete, on the time in which a client takes
     nothing of an answer, and on the number of connections.
 
     uvicorn bounds only the time between two requests.

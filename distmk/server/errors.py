@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
+from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from distmk import SamplingParams
+from distmk.absent_parameters import refusal
+from distmk.api.absent_arguments import REQUEST
 from distmk.errors import DistmkError, UsageError, one_line, shown
-from distmk.server.records import record_of
-from distmk.serving.absent_parameters import REQUEST, refusal
 
+ERROR_KEY = "distmk.error"  # in the ASGI scope of a request: the message of the error that it met
+_CHAT_NAMES = ("chat_template", "chat_template_kwargs", "continue_final_message")
+_PARAMETERS = {*(field.name for field in fields(SamplingParams)), *_CHAT_NAMES}
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -43,45 +50,61 @@ class ApiError(HTTPException):
     def response(self, scope: Scope | None = None) -> JSONResponse:
         """The answer to the request of `scope`, whose line in the log tells the error."""
         if scope is not None:
-            record_of(scope).error = self.message
+            scope[ERROR_KEY] = self.message
         return JSONResponse(self.body(), self.status, self.headers)
 
 
 def api_error(error: DistmkError, names: Mapping[str, str] | None = None) -> ApiError:
-    """The answer to a request that met `error`. `names`: parameters of the request, by the word that begins the message."""
-    if not isinstance(error, UsageError):
-        return ApiError(500, f"the engine has ended: {one_line(error)}", code="engine_ended")
+    """The answer to a request that met `error`. `names`: see `as_bad_request`; None: it is about no parameter."""
     message = one_line(error)
-    if "leaves no room in a context" in message:
-        return ApiError(400, message, (names or {}).get("prompt", "prompt"), "context_length_exceeded")
-    param = (names or {}).get(message.partition(" ")[0])
-    return ApiError(400, message, param)
+    if not isinstance(error, UsageError):
+        return ApiError(500, f"the engine has ended: {message}", code="engine_ended")
+    if names is None:
+        return ApiError(400, message)
+    first, _, rest = message.partition(" ")
+    param = names.get(first, first if first in _PARAMETERS else names["prompt"])
+    if first != param and first in _PARAMETERS:
+        message = f"{param} {rest}"
+    return ApiError(400, message, param, "context_length_exceeded" if "in a context of" in rest else None)
+
+
+@contextlib.contextmanager
+def as_bad_request(names: Mapping[str, str]) -> Iterator[None]:
+    """UsageErrors of the block become status 400 and name the parameter, which is the word that begins the message.
+
+    `names`: how the endpoint calls parameters that `SamplingParams` calls otherwise, and the prompt, which all messages are about
+    that begin with another word.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise api_error(error, names) from None
 
 
 def install_handlers(app: FastAPI) -> None:
     """Make every error that `app` meets an answer in OpenAI's form."""
 
     @app.exception_handler(ApiError)
-    async def known(request: Request, error: ApiError) -> JSONResponse:
+    async def known(request: HttpRequest, error: ApiError) -> JSONResponse:
         return error.response(request.scope)
 
     @app.exception_handler(DistmkError)
-    async def engine(request: Request, error: DistmkError) -> JSONResponse:
+    async def engine(request: HttpRequest, error: DistmkError) -> JSONResponse:
         return api_error(error).response(request.scope)
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    async def http(request: HttpRequest, error: HTTPException) -> JSONResponse:
         message = str(error.detail)
         if error.status_code == 404:
             message = f"there is no {request.method} {shown(request.url.path)[1:-1]}"
         return ApiError(error.status_code, message, headers=error.headers).response(request.scope)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: HttpRequest, error: RequestValidationError) -> JSONResponse:
         return _invalid(error.errors()[0]).response(request.scope)
 
     @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> JSONResponse:
+    async def bug(request: HttpRequest, error: Exception) -> JSONResponse:
         return bug_error(error).response()
 
 

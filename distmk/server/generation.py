@@ -1,76 +1,113 @@
-"""One request for completions, from token ids to token outputs, with its metrics."""
+"""One request for completions: from its body to its answer, whole or as a stream. Both endpoints that generate have this."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from distmk.errors import DistmkError, UsageError
-from distmk.server.errors import ApiError, api_error
+from fastapi import Request as HttpRequest
+from starlette.responses import Response
+
+from distmk import SamplingParams, TokenOutput
+from distmk.api.async_llm import TokenStream
+from distmk.api.outputs import Logprob
+from distmk.errors import DistmkError
+from distmk.server.answers import EventStream, event, whole_answer
+from distmk.server.bodies import GenerationBody, StreamOptions
+from distmk.server.errors import ApiError, as_bad_request
 from distmk.server.metrics import RequestTimes
-from distmk.server.records import RequestRecord
+from distmk.server.openai_logprobs import ScoredToken, scored
+from distmk.server.request_log import LogRecord, record_of
 from distmk.server.state import ServerState
-from distmk.serving.async_llm import TokenStream
-from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
-
-T = TypeVar("T")
-
-THREAD_CHARS = 2048
-"""From this length on, text is encoded in a thread: it takes a millisecond or more, in which the event loop would stand still."""
-
-_CHAT_NAMES = ("chat_template", "chat_template_kwargs", "continue_final_message")
-_NAMES = {name: name for name in (*(field.name for field in fields(SamplingParams)), *_CHAT_NAMES)}
 
 
-@contextlib.contextmanager
-def naming(prompt: str, logprobs: str = "logprobs", only_prompt: bool = False) -> Iterator[None]:
-    """UsageErrors of the block become status 400 and name the parameter.
+@dataclass
+class Choice:
+    """One choice so far."""
 
-    `prompt`, `logprobs`: how the endpoint calls the prompt and the number of log probabilities. `only_prompt`: the block reads
-    nothing but the prompt.
-    """
-    try:
-        yield
-    except UsageError as error:
-        about_prompt = dict.fromkeys(("a", "the", "this", "token", "prompt"), prompt)  # how such messages begin
-        found = api_error(error, _NAMES | about_prompt | {"logprobs": logprobs})
-        if found.param is None and only_prompt:
-            found.param = prompt
-        if found.param == logprobs:
-            found.message = found.message.replace("logprobs", logprobs, 1)
-        raise found from None
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    scored: list[ScoredToken] = field(default_factory=list)  # the tokens, where log probabilities were asked for
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @classmethod
+    def of(cls, output: TokenOutput) -> Choice:
+        """What one token adds to its choice."""
+        choice = cls(output.index)
+        choice.add(output)
+        return choice
+
+    def add(self, output: TokenOutput) -> None:
+        self.texts.append(output.text)
+        if output.token_id >= 0:
+            self.token_ids.append(output.token_id)
+            token = scored(output.token_id, output.logprobs)
+            self.scored += [] if token is None else [token]
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """Why it has ended: OpenAI's reason and vLLM's."""
+        return {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason}
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
 
-async def off_loop(work: Callable[[], T], num_chars: int) -> T:
-    """Encode text of `num_chars` characters, in a thread if it is long."""
-    return await asyncio.to_thread(work) if num_chars >= THREAD_CHARS else work()
+@dataclass(frozen=True)
+class Endpoint:
+    """How an endpoint calls its answers, their pieces and ids."""
+
+    kind: str
+    piece_kind: str
+    id_prefix: str
+
+    def head(self, model: str, request_id: str, is_piece: bool = False) -> dict[str, Any]:
+        """What every answer, and every piece of one, begins with."""
+        kind = self.piece_kind if is_piece else self.kind
+        return {
+            "id": f"{self.id_prefix}-{request_id}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
 
 
-def fit_max_tokens(
-    asked: int | None, default: int | None, prompts: Sequence[Sequence[int]], state: ServerState, names: tuple[str, str]
-) -> int:
-    """max_tokens for `prompts`: what was `asked` for, or the `default`, or all that fits (None).
+class Answer(Protocol):
+    """The answer to one request, whole or in pieces."""
 
-    `names`: the request's parameters for the prompt and for max_tokens. ApiError: a prompt does not fit, or the tokens asked for
-    do not.
-    """
-    limit, longest = state.max_model_len, max(map(len, prompts))
-    room = limit - longest
-    if room < 1:
-        message = f"{names[0]} has {longest} tokens and leaves no room in a context of {limit}; shorten it"
-        raise ApiError(400, message, names[0], "context_length_exceeded")
-    if asked is None:
-        return room if default is None else min(default, room)
-    if asked > room:
-        message = (
-            f"{names[1]} is {asked}; a prompt of {longest} tokens leaves room for 1 to {room} in a context of {limit}"
-        )
-        raise ApiError(400, message, names[1], "context_length_exceeded")
-    return asked
+    async def whole(self) -> Response: ...
+
+    def piece(self, output: TokenOutput) -> dict[str, Any] | None:
+        """The choice of an event; None: there is nothing to show of `output`."""
+        ...
+
+
+async def respond(
+    endpoint: Endpoint,
+    state: ServerState,
+    http: HttpRequest,
+    body: GenerationBody,
+    params: SamplingParams,
+    make_answer: Callable[[Generation], Awaitable[Answer]],
+) -> Response:
+    """Generate what `body` asks for, and answer whole or as a stream. ApiError: it cannot be served, or too many wait."""
+    _check_stream(body)
+    async with AsyncExitStack() as stack:
+        with as_bad_request(body.names):
+            running = await stack.enter_async_context(_generation(state, body, params, record_of(http.scope)))
+            answer = await make_answer(running)
+        if not body.stream:
+            return await whole_answer(http, answer.whole())
+        beginning = endpoint.head(state.config.served_model_name, running.record.id, is_piece=True)
+        return EventStream(_events(running, beginning, answer.piece, body.options), stack.pop_all())
 
 
 class Generation:
@@ -84,14 +121,13 @@ class Generation:
         self,
         state: ServerState,
         stream: TokenStream,
-        prompts: list[list[int]],
         params: SamplingParams,
-        record: RequestRecord,
+        record: LogRecord,
         only_prompt: bool,
     ) -> None:
         self._state = state
         self._stream = stream
-        self.prompts = prompts
+        self.prompts = stream.prompts
         self.params = params
         self.record = record
         self._only_prompt = only_prompt
@@ -103,11 +139,10 @@ class Generation:
     def num_choices(self) -> int:
         return len(self.prompts) * self.params.n
 
-    def prompt_of(self, choice: int) -> list[int]:
-        return self.prompts[choice // self.params.n]
-
     def prompt_logprobs(self, choice: int) -> Sequence[Mapping[int, Logprob] | None] | None:
-        """By position, None for the first; known from the choice's first token on, if they were asked for."""
+        """Log probabilities of a choice's prompt by position, None for the first; known from the choice's first token on, if
+        asked for.
+        """
         return self._stream.prompt_logprobs(choice)
 
     def usage(self) -> dict[str, int]:
@@ -156,23 +191,60 @@ class Generation:
 
 
 @contextlib.asynccontextmanager
-async def generation(
-    state: ServerState,
-    prompts: list[list[int]],
-    params: SamplingParams,
-    record: RequestRecord,
-    only_prompt: bool = False,
+async def _generation(
+    state: ServerState, body: GenerationBody, params: SamplingParams, record: LogRecord
 ) -> AsyncIterator[Generation]:
-    """Completions under way; the end of the block cancels those that have not ended. `only_prompt`: see `Generation`.
+    """Completions under way; the end of the block cancels unfinished ones.
 
     UsageError: they cannot be served. ApiError: too many wait.
     """
-    with state.admit(len(prompts) * params.n):
-        async with state.llm.submit(prompts, params) as stream:
-            for prompt in prompts:
-                state.metrics.submitted(len(prompt), params.max_tokens or state.max_model_len, params.n)
-            running = Generation(state, stream, prompts, params, record, only_prompt)
+    with state.admit(body.model, body.num_prompts * params.n):
+        must_fit = body.num_tokens_asked is not None
+        async with state.llm.submit(body.prompts, params, must_fit=must_fit) as stream:
+            for prompt in stream.prompts:
+                room = state.llm.max_model_len - len(prompt)
+                most = room if params.max_tokens is None else min(params.max_tokens, room)
+                state.metrics.submitted(len(prompt), most, params.n)
+            running = Generation(state, stream, params, record, body.only_prompt)
             try:
                 yield running
             finally:
                 running.close()
+
+
+def _check_stream(body: GenerationBody) -> None:
+    """ApiError: parameters that go only with a stream, or only without one."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream: true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs does not go with stream: true", "prompt_logprobs")
+
+
+async def collect(running: Generation) -> list[Choice]:
+    """All choices, whole. DistmkError: the engine has ended."""
+    choices = [Choice(index) for index in range(running.num_choices)]
+    async for outputs in running.outputs():
+        for output in outputs:
+            choices[output.index].add(output)
+    return choices
+
+
+async def _events(
+    running: Generation,
+    beginning: dict[str, Any],
+    piece: Callable[[TokenOutput], dict[str, Any] | None],
+    options: StreamOptions,
+) -> AsyncIterator[str]:
+    """The events of a stream: one for each token that `piece` shows anything of, as a choice, then the usage."""
+
+    def one(choices: list[dict[str, Any]], usage: dict[str, int] | None) -> str:
+        more = {"usage": usage} if options.include_usage or options.continuous_usage_stats else {}
+        return event({**beginning, "choices": choices, **more})
+
+    async for outputs in running.outputs():
+        usage = running.usage() if options.continuous_usage_stats else None
+        shown = [choice for output in outputs if (choice := piece(output)) is not None]
+        if shown:
+            yield "".join(one([choice], usage) for choice in shown)
+    if options.include_usage:
+        yield one([], running.usage())

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from distmk.api.outputs import EngineStats
 from distmk.errors import DistmkError
-from distmk.serving.stats import EngineStats
 
 _FIRST_S = (
     0.001,
@@ -145,7 +145,7 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """What the engine counts itself, read at a scrape; nothing once the engine has ended."""
+    """The engine's own counts, read at a scrape; there are none once the engine has ended."""
 
     def __init__(self, labels: tuple[str, str], stats: Callable[[], EngineStats]) -> None:
         self._labels = labels

@@ -32,9 +32,9 @@ def router(state: ServerState) -> APIRouter:
             "object": "model",
             "created": state.created_s,
             "owned_by": "distmk",
-            "root": state.llm.llm.model,
+            "root": state.llm.model,
             "parent": None,
-            "max_model_len": state.max_model_len,
+            "max_model_len": state.llm.max_model_len,
         }
 
     @routes.get("/v1/models")
@@ -62,10 +62,10 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/stats")
     async def stats() -> dict[str, Any]:
-        """What the engine does now, for the page."""
+        """The engine's state, for the page."""
         return {
             "model": state.config.served_model_name,
-            "max_model_len": state.max_model_len,
+            "max_model_len": state.llm.max_model_len,
             **asdict(state.llm.stats()),
         }
 

@@ -1,4 +1,4 @@
-"""The server's log: one line a request, and the traceback of a bug, with the request's id."""
+"""The server's log: one line a request, from its record, and the traceback of a bug, with the request's id."""
 
 from __future__ import annotations
 
@@ -6,20 +6,48 @@ import contextlib
 import json
 import logging
 import queue
+import re
 import threading
 import time
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distmk.console import escaped, tell_lines
-from distmk.server.errors import bug_error
-from distmk.server.limits import OPEN_PATHS
-from distmk.server.records import RequestRecord, record_of
+from distmk.server.admission import OPEN_PATHS
+from distmk.server.errors import ERROR_KEY, bug_error
 
 _LOGGER = logging.getLogger("distmk.server")
 _MAX_LINES = 10_000  # that wait to be written; further ones are lost
 _CLOSE_S = 1.0  # for the last lines
+_KEY = "distmk.record"  # in the ASGI scope of a request
+_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+@dataclass
+class LogRecord:
+    """Times are in seconds of `time.perf_counter`. Token counts and finish reasons cover all completions."""
+
+    id: str
+    began_s: float = field(default_factory=time.perf_counter)
+    status: int = 0  # 0: no answer was begun
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    first_token_s: float | None = None
+
+
+def record_of(scope: Scope) -> LogRecord:
+    """The record of a request. Its id is the client's X-Request-Id, if that is short and plain, or a new one."""
+    record = scope.get(_KEY)
+    if record is None:
+        given = Headers(scope=scope).get("x-request-id", "")
+        record = scope[_KEY] = LogRecord(given if _ID.fullmatch(given) else uuid.uuid4().hex)
+    assert isinstance(record, LogRecord)
+    return record
 
 
 class RequestLog:
@@ -48,14 +76,14 @@ class RequestLog:
         except Exception as error:  # a bug of ours
             _LOGGER.exception("id=%s met a bug of the server", record.id)
             answer = bug_error(error)
-            record.error = answer.message
+            scope[ERROR_KEY] = answer.message
             if not record.status:
                 await answer.response()(scope, receive, send_with_id)
         finally:
             _log(scope, record)
 
 
-def _log(scope: Scope, record: RequestRecord) -> None:
+def _log(scope: Scope, record: LogRecord) -> None:
     level = logging.ERROR if record.status >= 500 else logging.INFO
     if scope["path"] in OPEN_PATHS and record.status < 400:
         level = logging.DEBUG
@@ -63,8 +91,8 @@ def _log(scope: Scope, record: RequestRecord) -> None:
         _LOGGER.log(level, "%s", _line(scope, record, time.perf_counter()))
 
 
-def _line(scope: Scope, record: RequestRecord, now_s: float) -> str:
-    first_s = record.first_token_s
+def _line(scope: Scope, record: LogRecord, now_s: float) -> str:
+    first_s, error = record.first_token_s, scope.get(ERROR_KEY)
     fields = {
         "id": record.id,
         "prompt_tokens": record.prompt_tokens,
@@ -72,7 +100,7 @@ def _line(scope: Scope, record: RequestRecord, now_s: float) -> str:
         "finish_reason": ",".join(dict.fromkeys(record.finish_reasons)) or None,
         "first_token_ms": None if first_s is None else f"{1e3 * (first_s - record.began_s):.1f}",
         "total_ms": f"{1e3 * (now_s - record.began_s):.1f}",
-        "error": None if record.error is None else json.dumps(record.error, ensure_ascii=False),
+        "error": None if error is None else json.dumps(error, ensure_ascii=False),
     }
     path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")[:200]
     shown = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)

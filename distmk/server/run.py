@@ -15,6 +15,7 @@ from typing import cast
 
 import uvicorn
 
+from distmk.api.async_llm import AsyncLLM, EngineClient
 from distmk.console import tell
 from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.interrupts import signals_to
@@ -25,8 +26,6 @@ from distmk.server.config import ServerConfig
 from distmk.server.connections import BoundedConnection, bounded
 from distmk.server.request_log import logging_from
 from distmk.server.state import ServerState
-from distmk.serving.async_llm import AsyncLLM
-from distmk.serving.engine_client import EngineClient
 
 _BACKLOG = 1024  # connections that wait to be accepted, also while the model is loaded
 _POLL_S = 0.05
@@ -76,8 +75,8 @@ def serve(llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None
 
 @contextlib.contextmanager
 def _short_pauses() -> Iterator[None]:
-    """Python's own pauses, which every token would wait for: the collector passes by what has been loaded before, and a thread
-    that computes lets others run within a millisecond.
+    """Keep Python's own pauses short, because every token would wait for them. The collector skips objects that were loaded
+    before, and a thread that computes lets others run within a millisecond.
     """
     interval_s = sys.getswitchinterval()
     gc.collect()
@@ -92,12 +91,13 @@ def _short_pauses() -> Iterator[None]:
 
 class Server(uvicorn.Server):
     def __init__(self, llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None:
+        async_llm = AsyncLLM(llm)
         config = replace(
             config,
             max_connections=min(config.max_connections, room_for_files()),
-            max_body_bytes=config.max_body_bytes or fitting_body_bytes(llm.max_model_len),
+            max_body_bytes=config.max_body_bytes or fitting_body_bytes(async_llm.max_model_len),
         )
-        self.state = ServerState(AsyncLLM(llm), config)
+        self.state = ServerState(async_llm, config)
         self.interrupted = False
         self.cuts_off = False  # what is under way shall not go on
         self._drain_until_s: float | None = None  # of the monotonic clock, once it drains
@@ -142,7 +142,7 @@ class Server(uvicorn.Server):
         return not count or self.cuts_off or time.monotonic() >= self._drain_until_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more connections, and wait for those that have an answer to send."""
+        """Accept no more connections, and wait until open ones have sent their answers."""
         self.state.draining = True
         cutting_off = asyncio.ensure_future(self._cut_off())
         await super().shutdown(sockets)

@@ -1,18 +1,16 @@
-"""What the endpoints of one server share."""
+"""The state that the endpoints of one server share."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from distmk.api.async_llm import AsyncLLM
 from distmk.errors import DistmkError
 from distmk.server.config import ServerConfig
 from distmk.server.errors import ApiError
 from distmk.server.metrics import Metrics
-from distmk.serving.async_llm import AsyncLLM
-from distmk.serving.tokenizer import Tokenizer
 
 
 class ServerState:
@@ -26,19 +24,6 @@ class ServerState:
         self.draining = False
         self.engine_error: DistmkError | None = None
         self.num_sequences = 0
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self.llm.llm.tokenizer
-
-    @property
-    def max_model_len(self) -> int:
-        return self.llm.llm.max_model_len
-
-    @property
-    def sampling_defaults(self) -> Mapping[str, Any]:
-        """The model's, for requests that do not say."""
-        return self.llm.llm.sampling_defaults
 
     def engine_failed(self, error: DistmkError) -> None:
         """Note the error that ended the engine."""
@@ -63,20 +48,20 @@ class ServerState:
     @property
     def max_sequences(self) -> int:
         """Sequences that may run and wait."""
-        return self.llm.llm.max_num_seqs + self.config.max_queue
-
-    def check_count(self, count: int) -> None:
-        """ApiError: one request asks for more sequences than may run and wait."""
-        if count > self.max_sequences:
-            message = f"prompts times n are {count} sequences; one request may have {self.max_sequences}"
-            raise ApiError(400, message, "n")
+        return self.llm.max_num_seqs + self.config.max_queue
 
     @contextlib.contextmanager
-    def admit(self, count: int) -> Iterator[None]:
-        """Room for `count` sequences for the length of the block. ApiError: more than may ever run, or than may wait now."""
+    def admit(self, model: str, count: int) -> Iterator[None]:
+        """Room for `count` sequences of `model` for the length of the block.
+
+        ApiError: the server does not have the model, or takes no more requests, or these are more than may ever run, or than may
+        wait now.
+        """
         self.check_serving()
-        self.check_count(count)
+        self.check_model(model)
         limit = self.max_sequences
+        if count > limit:
+            raise ApiError(400, f"prompts times n are {count} sequences; one request may have {limit}", "n")
         if self.num_sequences + count > limit:
             self.metrics.refused()
             message = f"{self.num_sequences} sequences run and wait, of {limit} at most; ask again later"

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from distmk.bootstrap import Bootstrap
+from distmk.engine.session import Session
 from distmk.errors import UsageError, shown
 from distmk.graph.regions import Region
-from distmk.serving.session import Session
 from distmk.testing.arrays import assert_close
 from distmk.testing.build import Build
 from distmk.testing.launches import Launches, byte_cols, launch_twice

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from distmk.abi import EVENT_STRIDE_BYTES, LaunchKind, Space
+from distmk.engine.session import Session
 from distmk.program.layout import Placed
 from distmk.program.program import Program
-from distmk.serving.session import Session
 
 
 def expected_counts(program: Program, rank: int, num_iterations: int) -> list[int]:

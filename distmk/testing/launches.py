@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import Space
+from distmk.engine.session import Session
 from distmk.graph.graph import Graph
 from distmk.graph.regions import ITEM_BYTES, Buffer, Region
-from distmk.serving.session import Session
 from distmk.testing.arrays import Bytes
 from distmk.testing.events import expected_counts, read_counts
 from distmk.testing.memory import Memory, RankMemory

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.abi import Space
+from distmk.engine.session import Session
 from distmk.graph.regions import Buffer
 from distmk.program.layout import Placed
 from distmk.program.program import Program, decode_args
-from distmk.serving.session import Session
 from distmk.tasks import TASK_TYPES
 from distmk.testing.arrays import Bytes, poison
 

@@ -20,9 +20,9 @@ from distmk.backends.cuda.launch import MAX_POLL_S, POLL_S, CudaLaunch
 from distmk.backends.cuda.nvshmem import SymmetricHeap
 from distmk.backends.defaults import check_schedulers, choose_workers
 from distmk.bootstrap.single import SingleBootstrap
+from distmk.engine.session import make_backend
 from distmk.errors import UsageError
 from distmk.program.layout import Placed
-from distmk.serving.session import make_backend
 
 
 class Recorder:

@@ -18,8 +18,9 @@ from support.terminal import Terminal
 from support.tiny_config import tiny_config
 
 from distmk.cli import main
-from distmk.serving.chat.messages import ChatPrompt
-from distmk.serving.chat.render import ChatRenderer, RenderedPrompt
+from distmk.text.chat.messages import ChatPrompt
+from distmk.text.chat.render import ChatRenderer
+from distmk.text.tokenizer import EncodedPrompt
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -56,7 +57,7 @@ def test_wrong_options(
     model: Path, options: list[str], complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one line, before any rank is started."""
-    monkeypatch.setattr("distmk.serving.llm_engine.connect", lambda num_ranks: pytest.fail("ranks were started"))
+    monkeypatch.setattr("distmk.api.llm_engine.connect", lambda num_ranks: pytest.fail("ranks were started"))
     assert main(["generate", "--model", str(model), *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("distmk: ") and complaint in line
@@ -112,7 +113,7 @@ def test_chat_in_a_pipe(model: Path, capsys: pytest.CaptureFixture[str], monkeyp
     asked: list[int] = []
     render = ChatRenderer.render
 
-    def noted(self: ChatRenderer, prompt: ChatPrompt) -> RenderedPrompt:
+    def noted(self: ChatRenderer, prompt: ChatPrompt) -> EncodedPrompt:
         asked.append(len(prompt.messages))
         return render(self, prompt)
 

@@ -97,7 +97,7 @@ def test_prompts_are_refused_first(
     """By the config and the tokenizer: there are no weights, and no rank is started."""
     shutil.copy(tiny_model / "config.json", tmp_path)
     byte_fallback(["a"], bos=False).save(str(tmp_path / "tokenizer.json"))
-    monkeypatch.setattr("distmk.serving.llm_engine.connect", lambda num_ranks: pytest.fail("ranks were started"))
+    monkeypatch.setattr("distmk.api.llm_engine.connect", lambda num_ranks: pytest.fail("ranks were started"))
     for prompt, reason in {
         "": "a prompt is empty",
         "-p": "expected at least one argument",

@@ -20,7 +20,7 @@ from distmk.backends.cache_files import publish
 from distmk.backends.cuda import build
 from distmk.backends.defaults import NO_GPU, why_no_cuda
 from distmk.doctor import Finding, examine, host, is_fit, tools
-from distmk.serving.session import Session
+from distmk.engine.session import Session
 
 NAMES = ["python", "compiler", "host twin", "cores", "shared memory", "mpi", "network", "gpus", "torch", "peers"]
 NAMES += ["gpu memory", "cuda packages", "multicast", "nvshmem", "nvcc", "kernel"]

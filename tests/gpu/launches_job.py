@@ -38,7 +38,7 @@ def count_starts(backend: str, llm: distmk.LLM) -> list[int]:
 
         cuda.core.launch = counted(cuda.core.launch)
     else:
-        library = llm.llm_engine.engine.session.backend._library  # type: ignore[attr-defined]
+        library = llm.engine.session.backend._library  # type: ignore[attr-defined]
         library.distmk_start = counted(library.distmk_start)
     return starts
 
@@ -78,7 +78,7 @@ def main() -> None:
                 outputs = llm.generate(PROMPTS, params)
             tokens = [output.outputs[0].token_ids for output in outputs]
             found.append({"rank": llm.rank, "kernels": names, "started": len(starts), "tokens": tokens})
-        everyone = llm.llm_engine.bootstrap.allgather(json.dumps(found).encode())
+        everyone = llm.bootstrap.allgather(json.dumps(found).encode())
         if llm.rank == 0:
             for part in everyone:
                 for record in json.loads(part):

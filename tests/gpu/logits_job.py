@@ -29,7 +29,7 @@ class Job:
     """One rank's engine, and the cases on it. Only rank 0 has tokens."""
 
     def __init__(self, llm: LLM, name: str, prompts: list[list[int]]) -> None:
-        self.engine, self.bootstrap, self.prompts = llm.llm_engine.engine, llm.llm_engine.bootstrap, prompts
+        self.engine, self.bootstrap, self.prompts = llm.engine, llm.bootstrap, prompts
         self.work = shapes.workload(name)
 
     def generate(self, chosen: list[list[int]], max_new: list[int]) -> tuple[list[list[int]], list[list[int]]]:

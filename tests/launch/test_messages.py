@@ -17,10 +17,10 @@ from distmk.backends.launch_block import ENTRY, StuckWait
 from distmk.bootstrap.agreement import agree, agree_same
 from distmk.bootstrap.messages import from_json, pack, to_json, unpack
 from distmk.bootstrap.single import SingleBootstrap
+from distmk.engine.commands import _read as _read_command
+from distmk.engine.outcome import Outcome, gather_outcomes
 from distmk.errors import DistmkError
 from distmk.program.program import compile_graph
-from distmk.serving.commands import _read as _read_command
-from distmk.serving.outcome import Outcome, gather_outcomes
 from distmk.trace.collect import collect
 
 EXECUTING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "multiprocessing"}

@@ -10,14 +10,14 @@ from support.tiny_config import tiny_config
 
 from distmk.backends.host import room
 from distmk.bootstrap.single import SingleBootstrap
+from distmk.engine import kv_memory
+from distmk.engine.kv_memory import KvMemory, rounded_down, with_kv_pages
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
 from distmk.models import build_model
 from distmk.program.fixed_memory import fixed_memory, page_bytes
 from distmk.program.program import compile_graph
-from distmk.serving import kv_memory
-from distmk.serving.kv_memory import KvMemory, rounded_down, with_kv_pages
 
 
 @pytest.mark.parametrize(

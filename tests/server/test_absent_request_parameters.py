@@ -9,8 +9,8 @@ from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from support.served import MODEL, Served
 
-from distmk.server.requests import ChatRequest, CompletionRequest
-from distmk.serving.absent_parameters import REQUEST
+from distmk.api.absent_arguments import REQUEST
+from distmk.server.bodies import ChatCompletionBody, CompletionBody
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PROMPTS: dict[str, dict[str, Any]] = {
@@ -68,8 +68,8 @@ def test_what_asks_for_something_is_told_what_exists(
 @pytest.mark.parametrize(
     ("params", "body"),
     [
-        (chat_params.CompletionCreateParamsBase, ChatRequest),
-        (completion_params.CompletionCreateParamsBase, CompletionRequest),
+        (chat_params.CompletionCreateParamsBase, ChatCompletionBody),
+        (completion_params.CompletionCreateParamsBase, CompletionBody),
     ],
 )
 def test_parameters_of_the_openai_client_are_known(params: Any, body: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import openai
 import pytest
@@ -12,6 +13,30 @@ from support.served import MODEL, Served
 @pytest.fixture(scope="module")
 def client(server: Served) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_a_prompt_is_encoded_once(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever asks for it: text, several texts, a conversation. An echo with log probabilities looks for offsets beside it."""
+    encode, texts = server.engine.tokenizer.encode, list[str]()
+
+    def noted(text: str, *given: Any, **options: Any) -> list[int]:
+        texts.extend([text] if len(text) > 2 else [])  # the fake engine makes up characters
+        return encode(text, *given, **options)
+
+    monkeypatch.setattr(server.engine.tokenizer, "encode", noted)
+    for prompt, extra in (
+        ("the cat", {}),
+        (["the cat", "a dog"], {"n": 3}),
+        ("the cat", {"echo": True, "logprobs": 1}),
+    ):
+        texts.clear()
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 2, **extra}
+        server.http.post("/v1/completions", json=body).raise_for_status()
+        assert texts == ([prompt] if isinstance(prompt, str) else prompt)
+    texts.clear()
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2, "n": 2}
+    server.http.post("/v1/chat/completions", json=chat).raise_for_status()
+    assert len(texts) == 1
 
 
 def test_all_forms_of_prompts(client: openai.OpenAI, server: Served) -> None:

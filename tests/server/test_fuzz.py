@@ -9,16 +9,16 @@ from typing import Any
 
 from support.served import MODEL, Served
 
-from distmk.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from distmk.server.bodies import ChatCompletionBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 PATHS = {
-    "/v1/completions": (CompletionRequest, {"model": MODEL, "prompt": "the cat", "max_tokens": 3}),
+    "/v1/completions": (CompletionBody, {"model": MODEL, "prompt": "the cat", "max_tokens": 3}),
     "/v1/chat/completions": (
-        ChatRequest,
+        ChatCompletionBody,
         {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
     ),
-    "/tokenize": (TokenizeRequest, {"prompt": "the cat"}),
-    "/detokenize": (DetokenizeRequest, {"tokens": [1, 2]}),
+    "/tokenize": (TokenizeBody, {"prompt": "the cat"}),
+    "/detokenize": (DetokenizeBody, {"tokens": [1, 2]}),
 }
 SIMPLE = (
     None,

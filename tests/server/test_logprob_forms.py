@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 from support.byte_fallback import byte_fallback
 
-from distmk.server.logprobs import ScoredToken, TextOffsets, chat_logprobs, completion_logprobs, scored, scored_prompt
-from distmk.serving.logprobs import make_logprob
-from distmk.serving.token_speller import TokenSpeller
-from distmk.serving.tokenizer import Tokenizer
+from distmk.engine.logprobs import make_logprob
+from distmk.server.openai_logprobs import (
+    ScoredToken,
+    TextOffsets,
+    chat_logprobs,
+    completion_logprobs,
+    scored,
+    scored_prompt,
+)
+from distmk.text.token_speller import TokenSpeller
+from distmk.text.tokenizer import Tokenizer
 
 WORDS = ["▁", "▁en", "en", "a"]
 SPACE, SPACED, BARE, LETTER, BOS = range(256, 261)

@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
-from support.fake_engine import FakeEngine, FakeRequest, until
+from support.fake_engine import FakeEngine, FakeSlot, until
 from support.served import Served, served
 
+from distmk.engine.outputs import TokenOutput
 from distmk.errors import DistmkError, UsageError
-from distmk.serving.sampling import TokenOutput
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -45,9 +45,9 @@ class StrictEngine(FakeEngine):
         """The last prompt."""
         return self.tokenizer.decode(self.prompts[-1])
 
-    def _token(self, request: FakeRequest) -> TokenOutput:
+    def _token(self, slot: FakeSlot) -> TokenOutput:
         self.goes.wait(10)
-        return super()._token(request)
+        return super()._token(slot)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from support.helpers import ROOT
 from support.served import MODEL, Served, served
 
 from distmk.errors import RankLostError
-from distmk.server import completions
+from distmk.server import completions_endpoint
 
 ASK = {"model": MODEL, "prompt": "the cat", "max_tokens": 5, "ignore_eos": True}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True}
@@ -108,7 +108,7 @@ def test_a_bug(server: Served, lines: pytest.LogCaptureFixture, monkeypatch: pyt
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(completions._Answer, "piece" if stream else "whole", broken)
+    monkeypatch.setattr(completions_endpoint._Answer, "piece" if stream else "whole", broken)
     try:
         headers = {"x-request-id": f"bug-{stream}"}
         answer = server.http.post("/v1/completions", json={**ASK, "stream": stream}, headers=headers)

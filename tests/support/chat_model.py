@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from distmk.serving.tokenizer import BYTE_LEVEL
+from distmk.text.tokenizer import BYTE_LEVEL
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 256 + len(SPECIAL)

@@ -16,9 +16,9 @@ import numpy as np
 from support.jobs import run
 
 from distmk import LLM
+from distmk.engine import engine
 from distmk.graph import partition
 from distmk.lower import DecodeOptions
-from distmk.serving import engine
 
 
 def main() -> None:

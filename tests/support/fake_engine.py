@@ -14,14 +14,16 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
+from distmk.api.input_processor import InputProcessor
+from distmk.engine.logprobs import make_logprob
+from distmk.engine.outputs import Logprob, TokenOutput
+from distmk.engine.request import Deliver, Request
+from distmk.engine.sampling_params import SamplingParams
+from distmk.engine.stats import EngineStats
 from distmk.errors import DistmkError, UsageError
-from distmk.serving.detokenizer import Detokenizer
-from distmk.serving.engine_client import Deliver
-from distmk.serving.logprobs import make_logprob
-from distmk.serving.sampling import Logprob, SamplingParams, TokenOutput
-from distmk.serving.stats import EngineStats
-from distmk.serving.token_speller import TokenSpeller
-from distmk.serving.tokenizer import BYTE_LEVEL, Tokenizer
+from distmk.text.chat.messages import ChatOptions, ChatPrompt
+from distmk.text.token_speller import TokenSpeller
+from distmk.text.tokenizer import BYTE_LEVEL, EncodedPrompt, Tokenizer
 
 WORDS = [
     "the",
@@ -64,21 +66,31 @@ def word_tokenizer() -> Tokenizer:
 
 
 @dataclass(eq=False)
-class FakeRequest:
-    prompt: list[int]
-    params: SamplingParams
+class FakeSlot:
+    """A request, and what the engine needs to make up its tokens."""
+
+    request: Request
     deliver: Deliver
     rng: random.Random
-    detokenizer: Detokenizer
     speller: TokenSpeller
-    prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
     num_tokens: int = 0
     since_s: float = field(default_factory=time.monotonic)  # when it was submitted
     character: list[int] = field(default_factory=list)  # the rest of one that was begun
 
     @property
     def num_pages(self) -> int:
-        return -(-(len(self.prompt) + self.num_tokens) // PAGE_TOKENS)
+        return -(-(len(self.request.prompt_ids) + self.num_tokens) // PAGE_TOKENS)
+
+
+@dataclass
+class FakeChat:
+    """What stands in for a `ChatRenderer`."""
+
+    engine: FakeEngine
+
+    def render(self, prompt: ChatPrompt) -> EncodedPrompt:
+        options = {name: getattr(prompt, name) for name in ChatOptions.__annotations__}
+        return EncodedPrompt(self.engine.render_chat(prompt.messages, **options))
 
 
 class FakeEngine:
@@ -101,8 +113,8 @@ class FakeEngine:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._work = threading.Event()
-        self._waiting: list[FakeRequest] = []
-        self._running: list[FakeRequest] = []
+        self._waiting: list[FakeSlot] = []
+        self._running: list[FakeSlot] = []
         self._error: DistmkError | None = None
         self._closed = False
         self._totals = {"num_iterations": 0, "num_prompt_tokens": 0, "num_generated_tokens": 0}
@@ -115,16 +127,22 @@ class FakeEngine:
         with self._lock:
             return len(self._waiting) + len(self._running)
 
-    def submit(self, prompt: list[int], params: SamplingParams, deliver: Deliver) -> FakeRequest:
-        if len(prompt) >= self.max_model_len:
-            raise UsageError(f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.max_model_len}")
-        for token in (min(prompt), max(prompt)):
-            if not 0 <= token <= self._eos:
-                raise UsageError(f"token id {token} is out of range; the vocabulary has ids 0 to {self._eos}")
+    @property
+    def inputs(self) -> InputProcessor:
+        chat: Any = FakeChat(self)
+        return InputProcessor(
+            self._eos + 1,
+            self.max_model_len,
+            tokenizer=self.tokenizer,
+            chat=chat,
+            sampling_defaults=self.sampling_defaults,
+        )
+
+    def add_request(self, request: Request, deliver: Deliver) -> None:
+        prompt, params = request.prompt_ids, request.params
         number = next(self._numbers) if params.temperature else str(prompt)
         rng = random.Random(number if params.seed is None else params.seed)
-        detokenizer = Detokenizer(self.tokenizer, prompt, params)
-        request = FakeRequest(prompt, params, deliver, rng, detokenizer, TokenSpeller(self.tokenizer, context=prompt))
+        slot = FakeSlot(request, deliver, rng, TokenSpeller(self.tokenizer, context=prompt))
         if params.prompt_logprobs is not None:
             speller = TokenSpeller(self.tokenizer, context=prompt[:1])
             later = [self._logprobs(speller, token, params.prompt_logprobs) for token in prompt[1:]]
@@ -132,26 +150,26 @@ class FakeEngine:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._waiting.append(request)
+            self._waiting.append(slot)
             self.params.append(params)
             self.prompts.append(prompt)
             self.num_submitted += 1
             self._totals["num_prompt_tokens"] += len(prompt)
         self._work.set()
-        return request
 
-    def cancel(self, request: Any) -> None:
+    def cancel(self, *requests: Request) -> None:
         with self._lock:
             for group in (self._waiting, self._running):
-                if request in group:
-                    group.remove(request)
-                    self.num_cancelled += 1
+                cancelled = [slot for slot in group if slot.request in requests]
+                for slot in cancelled:
+                    group.remove(slot)
+                self.num_cancelled += len(cancelled)
 
     def stats(self) -> EngineStats:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            used = sum(request.num_pages for request in self._running)
+            used = sum(slot.num_pages for slot in self._running)
             num_pages = self.max_num_seqs * self.max_model_len // PAGE_TOKENS
             counts = (len(self._running), len(self._waiting), num_pages, num_pages - used)
             now_s = time.monotonic()
@@ -160,7 +178,7 @@ class FakeEngine:
                 iteration_ms=1e3 * self.tick_s,
                 num_preemptions=0,
                 num_prefix_hits=0,
-                oldest_waiting_s=max((now_s - request.since_s for request in self._waiting), default=0.0),
+                oldest_waiting_s=max((now_s - slot.since_s for slot in self._waiting), default=0.0),
                 **self._totals,
             )
 
@@ -184,8 +202,8 @@ class FakeEngine:
         with self._lock:
             self._error = error
             left, self._waiting, self._running = [*self._waiting, *self._running], [], []
-        for request in left:
-            request.deliver(error)
+        for slot in left:
+            slot.deliver(error)
 
     def close(self) -> None:
         self._closed = True
@@ -207,36 +225,37 @@ class FakeEngine:
                 self._running.append(self._waiting.pop(0))
             batch = list(self._running)
             self._totals["num_iterations"] += bool(batch)
-        for request in batch:
-            output = self._token(request)
+        for slot in batch:
+            output = self._token(slot)
             with self._lock:
-                if request not in self._running:
+                if slot not in self._running:
                     continue  # cancelled meanwhile
                 self._totals["num_generated_tokens"] += 1
                 if output.finish_reason:
-                    self._running.remove(request)
-            request.deliver(output)
+                    self._running.remove(slot)
+            slot.deliver(output)
         return bool(batch)
 
-    def _token(self, request: FakeRequest) -> TokenOutput:
-        params, rng = request.params, request.rng
-        request.num_tokens += 1
-        ends = not params.ignore_eos and request.num_tokens > max(1, params.min_tokens) and rng.random() < END_CHANCE
-        if self.says is not None and request.num_tokens == 1:
-            request.character = [*self.tokenizer.encode(self.says), self._eos]
-        if request.character:
-            token_id = request.character.pop(0)
+    def _token(self, slot: FakeSlot) -> TokenOutput:
+        request, params, rng = slot.request, slot.request.params, slot.rng
+        slot.num_tokens += 1
+        ends = not params.ignore_eos and slot.num_tokens > max(1, params.min_tokens) and rng.random() < END_CHANCE
+        if self.says is not None and slot.num_tokens == 1:
+            slot.character = [*self.tokenizer.encode(self.says), self._eos]
+        if slot.character:
+            token_id = slot.character.pop(0)
         elif ends:
             token_id = self._eos
         elif rng.random() < 0.1:
-            token_id, *request.character = self.tokenizer.encode(rng.choice("é漢🙂"))
+            token_id, *slot.character = self.tokenizer.encode(rng.choice("é漢🙂"))
         else:
             token_id = rng.choice(self._words)
-        full = request.num_tokens >= min(params.max_tokens, self.max_model_len - len(request.prompt))
+        full = slot.num_tokens >= min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
         finish = "stop" if token_id == self._eos else "length" if full else None
-        text, reason = request.detokenizer.push(token_id, finish)
-        logprobs = None if params.logprobs is None else self._logprobs(request.speller, token_id, params.logprobs)
-        return TokenOutput(0, token_id, text, reason, logprobs, request.detokenizer.stop_string)
+        assert request.decoder is not None
+        text, reason = request.decoder.push(token_id, finish)
+        logprobs = None if params.logprobs is None else self._logprobs(slot.speller, token_id, params.logprobs)
+        return TokenOutput(request.index, token_id, text, reason, logprobs, request.decoder.stop_string)
 
     def _logprobs(self, speller: TokenSpeller, token_id: int, num_top: int) -> dict[int, Logprob]:
         """Of the next token, which `speller` has behind it then."""

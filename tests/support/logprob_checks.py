@@ -13,7 +13,8 @@ from support.tiny import Reference
 from torch import Tensor
 
 from distmk import SamplingParams
-from distmk.serving.sampling import Logprob, RequestOutput
+from distmk.api.outputs import RequestOutput
+from distmk.engine.outputs import Logprob
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 1}
 NOISE = 1e-4  # of adding up float32 in another order

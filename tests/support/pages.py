@@ -12,7 +12,7 @@ from distmk.abi import BatcherState, KvPage, PagePoolState
 
 def pool_of(llm: LLM) -> tuple[BatcherState, PagePoolState, list[KvPage]]:
     """The batcher's state, that of the pool, and all pages, once the launch is over."""
-    raw = llm.llm_engine.between_launches(lambda: llm.session.view("batcher").tobytes())
+    raw = llm.between_launches(lambda: llm.session.view("batcher").tobytes())
     begin = ctypes.sizeof(BatcherState)
     end = begin + ctypes.sizeof(PagePoolState)
     pages = (KvPage * llm.stats().num_kv_pages).from_buffer_copy(raw[end:])

@@ -1,6 +1,7 @@
-"""An engine without a kernel, and callers that act at random wherever the driver has left its lock: a model of all interleavings.
+"""An engine without a kernel, and callers that act at random wherever the engine's thread has left its lock.
 
-All happens on the driver's thread, inside the calls that it makes of its engine, so that a seed repeats a run.
+It is a model of all interleavings. All happens on the engine's thread, inside the calls that it makes of its engine, so that a
+seed repeats a run.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from distmk import SamplingParams
 from distmk.abi import CommandKind, FinishReason
 from distmk.backends.launch_block import LaunchBlock, Token
 from distmk.backends.launch_spec import LaunchSpec
+from distmk.engine.engine_thread import EngineThread
+from distmk.engine.outputs import TokenOutput
+from distmk.engine.request import Request
+from distmk.engine.request_queue import SubmittedBatch
 from distmk.errors import Interrupted, RankLostError
-from distmk.serving.driver import Driver, IdlePolicy
-from distmk.serving.request_queue import Call
-from distmk.serving.requests import Request
-from distmk.serving.sampling import TokenOutput
 
 NUM_SLOTS, NUM_ENTRIES, MAX_TOKENS = 2, 3, 6
 MOST_STEPS = 20_000
@@ -31,7 +32,7 @@ MOST_STEPS = 20_000
 class Ticket:
     """A call or a task of the simulation, in the order of submission."""
 
-    call: Call | None = None  # None: a task
+    batch: SubmittedBatch | None = None  # None: a task
     result: Future[None] | None = None  # of a task
     num_ends: dict[int, int] = field(default_factory=dict)  # of each request, by the first token of its prompt
     started: set[int] = field(
@@ -41,15 +42,15 @@ class Ticket:
     @property
     def is_served(self) -> bool:
         """Whether its turn has passed: it was done, or all of its requests have begun or have ended."""
-        if self.call is None:
+        if self.batch is None:
             return self.result is not None and self.result.done()
-        if self.call.alone:
-            return self.call.ended.is_set()
+        if self.batch.alone:
+            return self.batch.ended.is_set()
         return all(number in self.started or ends for number, ends in self.num_ends.items())
 
 
 class SimulatedEngine:
-    """What a `Driver` needs of an engine. `faults`: whether launches may fail."""
+    """What an `EngineThread` needs of an engine. `faults`: whether launches may fail."""
 
     page_size, caches_prefixes, num_kv_pages, max_model_len = 16, False, 8, 64
 
@@ -173,9 +174,9 @@ class Callers:
         self.violations: list[str] = []
         self.engine = SimulatedEngine(self, faults)
         exit_after_s = self.rng.choice((0.0, 0.002, None))
-        self.driver = Driver(self.engine, leads, IdlePolicy(exit_after_s))  # type: ignore[arg-type]
-        self._really_rest = self.driver._changed.wait
-        self.driver._changed.wait = self._rest  # type: ignore[assignment]
+        self.thread = EngineThread(self.engine, leads, exit_after_s)  # type: ignore[arg-type]
+        self._really_rest = self.thread._changed.wait
+        self.thread._changed.wait = self._rest  # type: ignore[assignment]
 
     @property
     def is_over(self) -> bool:
@@ -185,7 +186,7 @@ class Callers:
         )
 
     def _rest(self, timeout_s: float) -> None:
-        """The driver has nothing to do."""
+        """The engine's thread has nothing to do."""
         if self._num_actions > 0:
             self.act_once()
         else:
@@ -214,7 +215,7 @@ class Callers:
         requests = []
         for index, number in enumerate(numbers):
             params = SamplingParams(max_tokens=self.rng.randrange(1, MAX_TOKENS), ignore_eos=True)
-            requests.append(Request(None, [number], params, None, index))
+            requests.append(Request([number], params, index=index))
             self._requests[number] = (ticket, requests[-1])
 
         def deliver(output: TokenOutput | BaseException) -> None:
@@ -225,9 +226,9 @@ class Callers:
                 ticket.num_ends[number] += 1
             self.act()
 
-        call = ticket.call = Call(requests, deliver, alone=alone)
+        batch = ticket.batch = SubmittedBatch(requests, deliver, alone=alone)
         with self._ticket(ticket):
-            self.driver.submit(call)
+            self.thread.add(batch)
 
     def _post(self) -> None:
         ticket = Ticket()
@@ -238,7 +239,7 @@ class Callers:
             self.act()
 
         with self._ticket(ticket):
-            ticket.result = self.driver.post(task)
+            ticket.result = self.thread.call(task)
 
     @contextlib.contextmanager
     def _ticket(self, ticket: Ticket) -> Iterator[None]:
@@ -246,7 +247,7 @@ class Callers:
         self._tickets.append(ticket)
         try:
             yield
-        except Interrupted:  # the driver has been stopped
+        except Interrupted:  # the engine's thread has been stopped
             self._tickets.remove(ticket)
 
     def _cancel(self) -> None:
@@ -254,7 +255,7 @@ class Callers:
             number = self.rng.choice(list(self._requests)[-12:])
             if self.engine.running is None:
                 self._cancelled.add(number)
-            self.driver.cancel_request(self._requests[number][1])
+            self.thread.cancel(self._requests[number][1])
 
     def _waiting(self) -> Iterator[Ticket]:
         """Those whose turn has not passed, in the order of submission."""
@@ -274,7 +275,7 @@ class Callers:
     def first_may_share(self) -> bool:
         """Whether the first that waits is a call that may share a launch."""
         first = next(self._waiting(), None)
-        return first is not None and first.call is not None and not first.call.alone
+        return first is not None and first.batch is not None and not first.batch.alone
 
     def finishing(self, shares: bool) -> None:
         """The launch under way is told to end once it is empty."""

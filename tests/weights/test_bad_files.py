@@ -24,7 +24,7 @@ from support.helpers import ROOT
 from test_weights import expect_error, tiny
 
 from distmk.errors import ModelError, UsageError
-from distmk.serving.tokenizer import load_tokenizer
+from distmk.text.tokenizer import load_tokenizer
 from distmk.weights import open_checkpoint
 
 Make = Callable[[Path], object]

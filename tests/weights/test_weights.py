@@ -294,7 +294,7 @@ def test_dummy_is_the_same_in_any_slice(llama_folder: Path) -> None:
 
 def test_opening_needs_no_torch(llama_folder: Path) -> None:
     code = (
-        "import sys\nfrom distmk.weights import open_checkpoint\nimport distmk.serving.tokenizer\n"
+        "import sys\nfrom distmk.weights import open_checkpoint\nimport distmk.text.tokenizer\n"
         "open_checkpoint(sys.argv[1]).read('lm_head.weight')\nopen_checkpoint('qwen3-8b', 'dummy')\n"
         "print(sorted({'torch', 'transformers', 'ml_dtypes'} & set(sys.modules)))"
     )

@@ -32,12 +32,12 @@ from distmk.backends.host.build import EMULATOR_FLAGS, build_sources
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.backends.weight_upload import fill_weights
 from distmk.bootstrap.single import SingleBootstrap
+from distmk.engine.session import Session
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.lower.plan import plan_work
 from distmk.model.config import ModelConfig
 from distmk.models import build_model
 from distmk.program.program import compile_graph
-from distmk.serving.session import Session
 from distmk.tasks.splits import LONG_SPLITS
 from distmk.weights.dummy import DummyCheckpoint
 

@@ -14,11 +14,11 @@ from distmk import LLM
 from distmk.backends.host import room
 from distmk.backends.host.backend import HostBackend
 from distmk.bootstrap.single import SingleBootstrap
+from distmk.engine import engine
 from distmk.errors import UsageError
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import compile_graph
-from distmk.serving import engine
 
 HUGE = 2**31 - 1
 

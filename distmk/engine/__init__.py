@@ -1,0 +1,1 @@
+"""The engine: sessions, launches, and the requests that they serve."""

@@ -1,1 +1,0 @@
-"""Serving a model: sessions, the engine, requests, sampling, tokenizer."""
