@@ -229,6 +229,7 @@ def test_number_of_ranks(command: str, num_ranks: str, texts: str, tiny_model: P
     assert_one_line(finished, num_ranks, texts)
 
 
+@pytest.mark.fast
 def test_text_that_cannot_be_served(smollm2: Path, runner: Runner) -> None:
     model = ("generate", "--model", str(smollm2), "--max-model-len", "4")
     assert_one_line(runner.distmk(*model, "--prompt", "good", ""), "a prompt is empty")

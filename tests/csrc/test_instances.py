@@ -51,6 +51,7 @@ def launches(num_ranks: int, num_workers: int, num_schedulers: int, instances: i
     return graph
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "options",
     [

@@ -105,6 +105,7 @@ def test_what_others_have_frozen_stays_so() -> None:
     gc.unfreeze()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("faults", [False, True])
 def test_a_driver_freezes_while_it_has_requests(faults: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_pause, "_SETTLED_S", -1.0)

@@ -32,6 +32,7 @@ def one_rank(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return {"text": text, "json": generate(runner, smollm2, alone, "--json").objects()}
 
 
+@pytest.mark.whole
 def test_one_rank(one_rank: dict[str, Any]) -> None:
     """The JSON of one rank is complete, and its text is what is printed without it."""
     assert [list(each) for each in one_rank["json"]] == [FIELDS] * len(PROMPTS)

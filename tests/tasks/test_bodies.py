@@ -27,7 +27,8 @@ from distmk.check import check
 
 JOB = ROOT / "tests" / "support" / "bodies" / "job.py"
 RUNS = [
-    *(on_nodes("host", num_ranks) for num_ranks in (1, 3)),
+    on_nodes("host", 1, fast=True),
+    on_nodes("host", 3),
     on("host", 1, {"DISTMK_AMX": "0"}, num_ranks=1, id="host-1-without-amx"),
     *(on_nodes("emulated", num_ranks) for num_ranks in (1, 2)),
     on_nodes("emulated", 2, FAR),
@@ -101,6 +102,7 @@ def test_all_bodies(run: Run) -> None:
         run.check(kind)
 
 
+@pytest.mark.whole
 def test_the_board_for_gpus_is_a_correct_program() -> None:
     """What only a GPU can run is at least compiled and proved here."""
     rng = np.random.default_rng(1)

@@ -115,6 +115,7 @@ def test_philox() -> None:
         assert tuple(philox(np.array(counter, np.uint32), key).tolist()) == want
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("parameters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 2000, "min_p": 1e-4}], ids=str)
 def test_small_changes_seldom_change_a_token(parameters: dict[str, Any]) -> None:
     """Logits that differ by less than 0.004 of total variation on average give other tokens in at most 2 % of the draws."""

@@ -182,6 +182,7 @@ def decode(
         return tokens, {vector.name: session.view(vector).copy() for vector in vectors}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("max_seqs", "head_dim"), [(1, 64), (3, 32), (3, 64)])
 def test_rows_behind_the_last_are_reset(max_seqs: int, head_dim: int) -> None:
     """The rows that an iteration has fewer than the one before are zero again, since a later iteration with more rows polls them
@@ -197,6 +198,7 @@ def test_rows_behind_the_last_are_reset(max_seqs: int, head_dim: int) -> None:
         assert not len(left), f"{name}: {len(left)} elements, first at row {1 + left[0][0]}, column {left[0][1]}"
 
 
+@pytest.mark.whole
 def test_a_batch_1_row_gets_too_many_splits_to_fuse_its_combine() -> None:
     """Its sequence grows while it decodes; then a combine of its own precedes the product. The next sequence begins anew."""
     config = tiny_config(hidden_size=64, intermediate_size=64, num_heads=3, num_kv_heads=1, head_dim=64, num_layers=3)
@@ -207,6 +209,7 @@ def test_a_batch_1_row_gets_too_many_splits_to_fuse_its_combine() -> None:
     assert tokens == expected and len(tokens) == 8
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("max_seqs", [1, 3])
 def test_reserved_workers(max_seqs: int) -> None:
     """More workers than a row's attention needs have no rows of qkv and o; combine tasks are theirs."""
