@@ -121,7 +121,7 @@ def test_a_driver_freezes_while_it_has_requests(faults: bool, monkeypatch: pytes
                 seen.append((True, gc.get_freeze_count() > 0))
             super().act()
 
-    callers = Watched(int(time.time()), 30, faults=faults)
+    callers = Watched(int(time.time()), 10, faults=faults)
     while not callers.is_over:
         time.sleep(0.001)
     callers.driver.stop()

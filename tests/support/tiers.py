@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import pytest
 
-NUM_CASES = 3  # of a test function
+NUM_CASES = 2  # of a test function
 
 
 def is_fast(item: pytest.Item) -> bool:

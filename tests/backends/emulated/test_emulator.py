@@ -91,9 +91,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("num_ranks", "options", "environment"),
     [
-        (1, (), {}),
-        (3, (), {}),
-        (2, ("--schedulers", "2"), {}),
+        pytest.param(1, (), {}, marks=pytest.mark.slow),
+        pytest.param(3, (), {}, marks=pytest.mark.slow),
+        pytest.param(2, ("--schedulers", "2"), {}, marks=pytest.mark.slow),
         (2, (), {"DISTMK_LAUNCH_ITERATIONS": "1"}),
         (1, (), {"DISTMK_LOOPBACK": "1"}),
         (3, (), {"DISTMK_VIRTUAL_NODE_SIZE": "2"}),
@@ -147,10 +147,10 @@ def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, num_tokens
     """
     config = tiny_config(**({"hidden_size": 192, "intermediate_size": 320} | changes), num_layers=3)
     ids = ",".join(str(7 * i % 300) for i in range(1, num_tokens + 1))
-    prompts = ("--prompt-ids", ids, "--max-new-tokens", "8", "--max-model-len", "128")
+    prompts = ("--prompt-ids", ids, "--max-new-tokens", "4", "--max-model-len", "128")
     want = generate(runner, tmp_path, "host", 1, config=config, prompts=prompts)
     assert generate(runner, tmp_path, "emulated", num_ranks, config=config, prompts=prompts) == want
-    assert len(want[0]) == 8
+    assert len(want[0]) == 4
 
 
 @pytest.mark.parametrize(("num_ranks", "head_dim", "lengths"), [(2, 64, (130, 140)), (1, 128, (300,))])
@@ -158,7 +158,7 @@ def test_long_contexts(runner: Runner, tmp_path: Path, num_ranks: int, head_dim:
     """K and V of many positions come through the pipeline, as weights do, for the head sizes that the kernel is compiled for."""
     config = tiny_config(hidden_size=192, intermediate_size=320, head_dim=head_dim)
     ids = [",".join(str((31 * i + 7 * k + 1) % 300) for k in range(length)) for i, length in enumerate(lengths)]
-    prompts = ("--prompt-ids", *ids, "--max-new-tokens", "5", "--max-model-len", "512")
+    prompts = ("--prompt-ids", *ids, "--max-new-tokens", "3", "--max-model-len", "512")
     want = generate(runner, tmp_path, "host", 1, config=config, prompts=prompts)
     assert generate(runner, tmp_path, "emulated", num_ranks, config=config, prompts=prompts) == want
 
@@ -210,7 +210,7 @@ def test_a_batch_1_row_gets_too_many_splits_to_fuse_its_combine() -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("max_seqs", [1, 3])
+@pytest.mark.parametrize("max_seqs", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_reserved_workers(max_seqs: int) -> None:
     """More workers than a row's attention needs have no rows of qkv and o; combine tasks are theirs."""
     config = tiny_config(hidden_size=768, intermediate_size=768, num_heads=4, num_kv_heads=1, head_dim=64, num_layers=3)
@@ -219,7 +219,7 @@ def test_reserved_workers(max_seqs: int) -> None:
     plan = plan_work(build_model(config), made)
     assert COMBINE_WIDTH < plan.roles.num_reserved == plan.o.first_worker == plan.qkv[0].first_worker
     assert plan.combine[0].first_worker == 0 and plan.combine[0].num_tasks <= plan.roles.num_reserved
-    work: Any = (config, (16, 3, 9)[:max_seqs], (3, 2, 1)[:max_seqs], NUM_WITH_RESERVED)
+    work: Any = (config, (8, 3, 5)[:max_seqs], (3, 2, 1)[:max_seqs], NUM_WITH_RESERVED)
     (tokens, _), (expected, _) = (decode(backend, *work, **options) for backend in ("emulated", "host"))
     assert tokens == expected and len(tokens) == (3 if max_seqs == 1 else 6)
 
@@ -303,7 +303,7 @@ def test_nothing_is_left_after_an_abort(runner: Runner, tmp_path: Path) -> None:
     [
         ("layer0.o.reduce", {}),
         pytest.param("iteration barrier", {}, marks=pytest.mark.slow),
-        ("iteration barrier", FAR),
+        pytest.param("iteration barrier", FAR, marks=pytest.mark.slow),
     ],
 )
 def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str, nodes: dict[str, str]) -> None:
