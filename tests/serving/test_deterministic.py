@@ -73,7 +73,7 @@ def bits(output: RequestOutput) -> list[dict[int, float]]:
 @pytest.mark.parametrize(
     ("backend", "num_ranks"),
     [
-        *(on("host", num_ranks) for num_ranks in (1, 2, 3)),
+        *(on("host", num_ranks, slow=num_ranks < 3) for num_ranks in (1, 2, 3)),
         on("emulated", 1),
         *(on("cuda", num_ranks, num_ranks=num_ranks) for num_ranks in (1, 2)),
     ],
