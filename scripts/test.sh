@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Everything that must hold: formatting, types, the generated header, and the tests. Arguments go to pytest; without any, tests
-# marked slow, which compile variants of their own, are left out (`bash scripts/test.sh -m slow` runs those).
+# Everything that must hold: formatting, types, the generated header, and the tests.
+#   bash scripts/test.sh fast   in two minutes on two cores: a few cases of every test that starts no process, and no mypy
+#   bash scripts/test.sh        the whole, without the tests marked slow, which compile variants of their own
+#   bash scripts/test.sh ...    arguments for pytest, such as `-m slow`
 set -euo pipefail
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 cd "$ROOT"
@@ -12,18 +14,23 @@ export DISTMK_TEST_GGUF=$MODEL
 # Tests start hundreds of Python processes, which would compile all modules each.
 unset PYTHONDONTWRITEBYTECODE
 MYPY=
-if [ $# -eq 0 ]; then
-  say "ruff, clang-format, csrc/abi.h, and mypy beside pytest"
+if [ $# -eq 0 ] || [ "$*" = fast ]; then
+  say "ruff, clang-format, csrc/abi.h"
   ruff check .
   ruff format --check .
   git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'examples/*.cu' 'examples/*.cuh' ':!csrc/abi.h' | xargs clang-format --dry-run --Werror
   "$PYTHON" scripts/gen_abi.py --check
+fi
+if [ "$*" = fast ]; then
+  set -- -n 2 --dist loadfile --fast
+elif [ $# -eq 0 ]; then
+  say "mypy beside pytest"
   TYPES=$(mktemp)
   trap 'kill "$MYPY" 2>/dev/null || true; rm -f "$TYPES"' EXIT
   mypy >"$TYPES" 2>&1 &
   MYPY=$!
-  # Two modules at a time, as a test mostly waits for one thread; in their order, in which those with many short tests are last.
-  set -- -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+  # Three modules at a time, as tests of several processes mostly wait; in their order, in which those with many short tests are last.
+  set -- -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 fi
 say "pytest"
 STATUS=0

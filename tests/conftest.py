@@ -10,9 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import tiers
 from support.faults import write_config
 from support.helpers import Runner
 from support.tiny_config import tiny_config
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast", action="store_true", help="run the tests of `bash scripts/test.sh fast` (support/tiers.py)"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        chosen = tiers.choose(items, tiers.seed_of(config))
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
 
 
 def pytest_configure() -> None:

@@ -44,6 +44,7 @@ def test_threads_at_once(llm: LLM) -> None:
             assert list(pool.map(lambda prompt: tokens(llm, prompt), prompts)) == expected
 
 
+@pytest.mark.whole
 def test_streams_in_turns(llm: LLM) -> None:
     """Two streams of one thread and a call between them: each gets its own tokens, all of them."""
     prompts = [[1, 2, 3], [4, 5]]
@@ -133,6 +134,7 @@ def test_close_with_a_stream_suspended_on_another_thread(llm: LLM) -> None:
         list(streams[0])
 
 
+@pytest.mark.whole
 def test_stream_left_by_a_thread_that_ended(llm: LLM) -> None:
     streams: list[Iterator[TokenOutput]] = []
 

@@ -40,6 +40,7 @@ def use_and_drop(model: Path, num_ranks: int, how: int) -> None:
         llm.itself = llm  # type: ignore[attr-defined]  # for the garbage collector to find
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_dropped(num_ranks: int, tiny_model: Path) -> None:
     use_and_drop(tiny_model, num_ranks, 0)
@@ -64,6 +65,7 @@ def test_open_at_exit(num_ranks: int, endless: Path, runner: Runner) -> None:
     assert (done.status, done.stdout, done.stderr) == (0, "0\n", "")
 
 
+@pytest.mark.whole
 def test_constructor_that_fails(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the engine is made, and after."""
 

@@ -25,6 +25,7 @@ def at_each_number_of_ranks() -> list[Any]:
     ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("name", "num_ranks"), at_each_number_of_ranks())
 def test_logits(name: str, num_ranks: int, rng: np.random.Generator, tmp_path: Path) -> None:
     model = make(name, int(rng.integers(1 << 30)))
@@ -39,6 +40,7 @@ def test_logits_of_gguf(name: str, rng: np.random.Generator, tmp_path: Path) -> 
     assert_logits(model, path, "host", 1, rng)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "num_ranks", "changes"),
     [

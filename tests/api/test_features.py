@@ -22,6 +22,7 @@ ODD = {"hidden_size": 90, "intermediate_size": 75, "qkv_bias": True, "o_bias": T
 GPU = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("backend", "style", "num_ranks", "node_size", "sizes"),
     [

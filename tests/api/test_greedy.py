@@ -24,6 +24,7 @@ SMOLLM2_TOKENS = 16
 HEADS = [(9, 3), (5, 5), (7, 1), (8, 2), (6, 2), (4, 4), (12, 3)]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_smollm2(smollm2: Path, smollm2_reference: Reference, num_ranks: int) -> None:
     """Nine heads over one rank, and over four, of which one has more than the others."""
@@ -41,6 +42,7 @@ def test_smollm2(smollm2: Path, smollm2_reference: Reference, num_ranks: int) ->
     assert clear > 0.7 * steps
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("draw", range(3))
 def test_random_model(family: Family, draw: int, rng: np.random.Generator, tmp_path: Path) -> None:

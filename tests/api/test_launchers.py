@@ -17,7 +17,7 @@ LAUNCHERS = {"ranks": (with_ranks, 4), "mpirun": (under_mpirun, 3), "torchrun": 
 
 
 def generate(runner: Runner, model: Path, launcher: Launcher, *more: str) -> Finished:
-    arguments = ("--model", str(model), "--max-new-tokens", "12", "--max-model-len", "64", *more)
+    arguments = ("--model", str(model), "--max-new-tokens", "6", "--max-model-len", "64", *more)
     finished = runner.distmk("generate", "--prompt", *PROMPTS, *arguments, launcher=launcher)
     assert finished.status == 0, finished.stderr
     assert len(finished.own_lines) == 1, finished.stderr  # the statistics
@@ -32,13 +32,14 @@ def one_rank(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return {"text": text, "json": generate(runner, smollm2, alone, "--json").objects()}
 
 
+@pytest.mark.whole
 def test_one_rank(one_rank: dict[str, Any]) -> None:
     """The JSON of one rank is complete, and its text is what is printed without it."""
     assert [list(each) for each in one_rank["json"]] == [FIELDS] * len(PROMPTS)
     assert one_rank["text"] == "".join(each["text"] + "\n" for each in one_rank["json"])
     for each, prompt in zip(one_rank["json"], PROMPTS, strict=True):
         assert each["prompt"] == prompt
-        assert len(each["token_ids"]) == 12
+        assert len(each["token_ids"]) == 6
         assert (each["finish_reason"], each["tensor_parallel"], each["backend"]) == ("length", 1, "host")
         assert 0 < each["ms_per_token"] < 10_000
     assert one_rank["json"][0]["text"].startswith(" Paris")

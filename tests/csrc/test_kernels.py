@@ -57,6 +57,7 @@ def calls_in(kernel: Path) -> set[tuple[str, str]]:
     return {(names[caller], names[callee]) for caller, callee in pairs if caller in names and callee in names}
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "sm_90a")) for name in ARCHITECTURES]
@@ -84,6 +85,7 @@ def test_kernel_of_every_architecture(name: str, tmp_path: Path) -> None:
     assert report.serialized_functions == 0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_stream_probe_of_every_architecture(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := why_not():

@@ -31,6 +31,7 @@ HEAP_BYTES, EVENTS_OFFSET, NUM_EVENTS, GUARD_BYTES = 8192, 4096, 4, 4096
 PARCEL, ACK, ABORT, FENCE, LEAVE = 1, 2, 3, 4, 5
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("sanitizer", ["thread"])
 def test_stress(sanitizer: str) -> None:
     """Threads of two ranks put to each other through small sockets: everything arrives, in order, without a deadlock."""

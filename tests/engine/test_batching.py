@@ -180,6 +180,7 @@ def test_model_context_end(llm: LLM) -> None:
     assert (len(output.token_ids), output.finish_reason) == (157, "length")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("model", ["folder", "preset"])
 def test_dummy_weights(tiny_model: Path, model: str) -> None:
     """Random weights do not depend on the number of ranks."""
@@ -193,6 +194,7 @@ def test_dummy_weights(tiny_model: Path, model: str) -> None:
         assert tokens_of(llm, prompts, max_tokens=6) != found[0]
 
 
+@pytest.mark.whole
 def test_text_streams_as_generated(smollm2: Path) -> None:
     """Streamed pieces add up to the whole text, also where a character takes several tokens."""
     prompts = ["日本の首都は", "List three emoji: 🎉"]

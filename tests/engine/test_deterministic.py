@@ -69,10 +69,11 @@ def bits(output: RequestOutput) -> list[dict[int, float]]:
     return [{token: each.logprob for token, each in logprobs.items()} for logprobs in found if logprobs is not None]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("backend", "num_ranks"),
     [
-        *(on("host", num_ranks) for num_ranks in (1, 2, 3)),
+        *(on("host", num_ranks, slow=num_ranks < 3) for num_ranks in (1, 2, 3)),
         on("emulated", 1),
         *(on("cuda", num_ranks, num_ranks=num_ranks) for num_ranks in (1, 2)),
     ],

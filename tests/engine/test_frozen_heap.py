@@ -105,6 +105,7 @@ def test_what_others_have_frozen_stays_so() -> None:
     gc.unfreeze()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("faults", [False, True])
 def test_the_engine_freezes_while_it_has_requests(faults: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_pause, "_SETTLED_S", -1.0)
@@ -120,7 +121,7 @@ def test_the_engine_freezes_while_it_has_requests(faults: bool, monkeypatch: pyt
                 seen.append((True, gc.get_freeze_count() > 0))
             super().act()
 
-    callers = Watched(int(time.time()), 30, faults=faults)
+    callers = Watched(int(time.time()), 10, faults=faults)
     while not callers.is_over:
         time.sleep(0.001)
     callers.thread.stop()

@@ -126,6 +126,7 @@ def test_slots_are_taken_again(model: Path, rng: np.random.Generator) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64")
 def test_emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU's bodies, as the host twin's: greedy, drawn with penalties, and scored. Three programs have turns.

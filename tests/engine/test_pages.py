@@ -47,6 +47,7 @@ class Served:
             self._over.release()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("num_ranks", "row_buckets", "max_num_seqs", "num_pages"),
     [(1, "16", None, FEW_PAGES), (2, "16", None, FEW_PAGES), (2, "512", 60, 4 * FEW_PAGES)],

@@ -277,6 +277,7 @@ def start(rank: int, folder: str) -> None:
     Path(folder, f"fingerprint{rank}").write_text(program.fingerprint())
 
 
+@pytest.mark.whole
 def test_ranks_that_start_together_compile_once(cache: Path) -> None:
     processes = [
         multiprocessing.get_context("spawn").Process(target=start, args=(rank, str(cache)))
@@ -291,6 +292,7 @@ def test_ranks_that_start_together_compile_once(cache: Path) -> None:
     assert len({(cache / f"fingerprint{rank}").read_text() for rank in range(OPTIONS.num_ranks)}) == 1
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_same_tokens(
     num_ranks: int, tiny_model: Path, tmp_path: Path, compiled: list[Program], monkeypatch: pytest.MonkeyPatch

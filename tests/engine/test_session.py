@@ -28,6 +28,7 @@ from distmk.tasks import Affine
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("backend", "num_ranks"),
     [("host", 2), ("emulated", 1), on("cuda", 1), on("cuda", 2, num_ranks=2)],

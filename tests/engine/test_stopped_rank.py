@@ -33,6 +33,7 @@ def loss_of(llm: LLM, within_s: float) -> str:
     return str(raised.value)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("idle_exit_s", "sig", "told", "text"),
     [

@@ -39,6 +39,7 @@ def model(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return tiny.save(reference.model, tmp_path_factory.mktemp("windows"))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("backend", "num_ranks", "row_buckets"),
     [

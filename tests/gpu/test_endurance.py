@@ -24,6 +24,7 @@ CONFIG = dataclasses.replace(PRESETS["smollm2-135m"], num_layers=3, tie_embeddin
 GROWTH_MB = 20.0  # limit of a process' growth over the last nine tenths of the calls
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("backend", "num_ranks", "calls", "tokens"),

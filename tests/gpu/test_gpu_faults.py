@@ -40,7 +40,7 @@ from distmk.program.program import compile_graph
 
 pytestmark = pytest.mark.timeout(300)
 JOBS = pytest.mark.parametrize(
-    ("backend", "num_ranks"), [on("host", 3), *(on("cuda", num, num_ranks=num) for num in (2, 4))]
+    ("backend", "num_ranks"), [on("host", 3, slow=True), *(on("cuda", num, num_ranks=num) for num in (2, 4))]
 )
 WORKERS = {"host": 1, "cuda": 8}
 CONFIG = tiny_config(hidden_size=384, intermediate_size=512, head_dim=64, vocab_size=1000, max_position=MAX_POSITION)

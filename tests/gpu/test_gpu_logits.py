@@ -33,7 +33,7 @@ MODELS = {
     "emulated": {"small-gpu-qwen3": (2,)},
 }
 RUNS = [
-    on(backend, name, num_ranks, num_ranks=num_ranks, slow=backend == "emulated")
+    on(backend, name, num_ranks, num_ranks=num_ranks, slow=backend != "cuda")
     for backend, models in MODELS.items()
     for name, sizes in models.items()
     for num_ranks in sizes

@@ -17,7 +17,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    ("backend", "num_ranks"), [on("host", 1), on("host", 2), *(on("cuda", n, num_ranks=n) for n in (1, 2, 4))]
+    ("backend", "num_ranks"),
+    [on("host", 1, slow=True), on("host", 2), *(on("cuda", n, num_ranks=n) for n in (1, 2, 4))],
 )
 def test_one_launch_a_call(runner: Runner, backend: str, num_ranks: int) -> None:
     require(backend, num_ranks)

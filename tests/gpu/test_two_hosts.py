@@ -73,7 +73,9 @@ def test_same_tokens(runner: Runner, backend: str, num_local: int, is_far: bool)
     assert (found["token_ids"], found["tensor_parallel"]) == (expected["token_ids"], 2 * num_local)
 
 
-@pytest.mark.parametrize(("backend", "num_local", "is_far"), [on("host", 1, False), on("host", 2, False), *GPUS])
+@pytest.mark.parametrize(
+    ("backend", "num_local", "is_far"), [on("host", 1, False), on("host", 2, False, slow=True), *GPUS]
+)
 def test_loss_of_a_host(runner: Runner, tmp_path: Path, backend: str, num_local: int, is_far: bool) -> None:
     """The other one's ranks name some or all that are lost, and end within seconds."""
     require(backend, 2 * num_local)

@@ -25,6 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
 SIZES = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "hidden_size": 256}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("style", "num_ranks"), [("gemma", 1), ("olmo", 2), ("gemma", 3), ("mixed", 3)])
 def test_accepted(style: str, num_ranks: int) -> None:
     """With rotating buffers, and without (of one layer); with workers that poll, and a fused combine."""

@@ -44,7 +44,7 @@ def wide_model(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("model", "num_hosts", "per_host", "launchers"),
-    [("tiny_model", 2, 2, ["mpirun", "torchrun"]), ("wide_model", 3, 1, ["c10d"])],
+    [("tiny_model", 2, 2, ["mpirun"]), ("wide_model", 3, 1, ["c10d"])],
 )
 def test_tokens_of_several_hosts(
     model: str,

@@ -19,6 +19,8 @@ from distmk.errors import DistmkError, UsageError
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
+pytestmark = pytest.mark.whole
+
 SAYS = (
     "Birds sing in the **forest**:\n```python\nprint('<b>tweet</b>')\n```\nThe `cat` <img src=x onerror=alert(1)> sat."
 )

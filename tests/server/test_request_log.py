@@ -171,6 +171,7 @@ run.serve(FakeEngine(), ServerConfig("fake", log_level=sys.argv[1]), bound)
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("level", ["info", "warning"])
 def test_lines_on_stderr(level: str) -> None:
     """They come in order with time and level, and nobody has to read them: a full pipe holds up no request, and no end."""

@@ -49,6 +49,7 @@ def closed_after(connection: socket.socket) -> tuple[float, bytes]:
     return time.monotonic() - began, received
 
 
+@pytest.mark.whole
 def test_1000_clients_that_disconnect(slow: Served) -> None:
     """200 at a time: in the queue, before and while tokens come, of streams and of whole answers; every request is cancelled."""
     before = slow.engine.num_submitted
@@ -163,6 +164,7 @@ def test_endless_headers(slow: Served) -> None:
     assert slow.http.get("/health").status_code == 200
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("by", ["timer", "kernel"])
 def test_a_client_that_reads_nothing(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request is cancelled once its connection takes nothing for a while, as either of two guards sees."""

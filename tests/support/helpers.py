@@ -149,14 +149,18 @@ class Runner:
         return found
 
     def check_nothing_left(self, wait_s: float = 5.0) -> None:
-        """Fail if a process still runs after `wait_s` seconds, or a shared memory segment has no living owner."""
+        """Fail if after `wait_s` seconds a process still runs, or a shared memory segment still has no living owner.
+
+        A segment of a test that runs beside this one may have none for a moment.
+        """
         deadline = time.monotonic() + wait_s
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.1)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         assert not left, f"processes left behind: {left}"
-        segments = set(abandoned_segments()) - set(self.segments_before)
+        while (segments := set(abandoned_segments()) - set(self.segments_before)) and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert not segments, f"shared memory left behind: {segments}"
 
 

@@ -51,17 +51,24 @@ def require(backend: str, num_ranks: int = 1) -> None:
         pytest.skip(f"needs {num_ranks} GPUs, has {num_places()}" + (f": {why}" if (why := why_no_cuda()) else ""))
 
 
-def on(backend: str, *values: Any, num_ranks: int = 1, id: str | None = None, slow: bool = False) -> Any:
+def on(
+    backend: str, *values: Any, num_ranks: int = 1, id: str | None = None, slow: bool = False, fast: bool = False
+) -> Any:
     """Test parameters (backend, *values), marked by the GPUs that they need."""
     marks = [] if backend != "cuda" else [pytest.mark.gpu if num_ranks == 1 else pytest.mark.multigpu]
-    marks += [pytest.mark.slow] * slow
+    marks += [pytest.mark.slow] * slow + [pytest.mark.fast] * fast
     return pytest.param(backend, *values, marks=marks, id=id)
 
 
-def on_nodes(backend: str, num_ranks: int, nodes: dict[str, str] | None = None) -> Any:
+def on_nodes(backend: str, num_ranks: int, nodes: dict[str, str] | None = None, fast: bool = False) -> Any:
     """Test parameters (backend, num_ranks, environment), `nodes` being the variables that make ranks those of other nodes."""
     return on(
-        backend, num_ranks, nodes or {}, num_ranks=num_ranks, id=f"{backend}-{num_ranks}{'-far' if nodes else ''}"
+        backend,
+        num_ranks,
+        nodes or {},
+        num_ranks=num_ranks,
+        id=f"{backend}-{num_ranks}{'-far' if nodes else ''}",
+        fast=fast,
     )
 
 

@@ -37,8 +37,11 @@ def draw(runner: Runner, backend: str, num_draws: int, num_sections: int) -> dic
     return found
 
 
+RUNS = [on("host", 2), on("emulated", 1), *(on("cuda", n) for n in (1, 2))]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("backend", "num_sections"), [on(b, n) for b in ("host", "emulated", "cuda") for n in (1, 2)])
+@pytest.mark.parametrize(("backend", "num_sections"), RUNS)
 def test_draws_have_the_distribution(runner: Runner, backend: str, num_sections: int) -> None:
     """Pearson's chi-square for every case, at as many positions as draws. Draws at two positions, and with two seeds, are
     independent. A second time with another division of the vocabulary and on the host, the same tokens come out.
@@ -115,6 +118,7 @@ def test_philox() -> None:
         assert tuple(philox(np.array(counter, np.uint32), key).tolist()) == want
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("parameters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 2000, "min_p": 1e-4}], ids=str)
 def test_small_changes_seldom_change_a_token(parameters: dict[str, Any]) -> None:
     """Logits that differ by less than 0.004 of total variation on average give other tokens in at most 2 % of the draws."""

@@ -15,7 +15,8 @@ JOB = Path(__file__).with_name("scheduler_step_job.py")
 
 
 RANKS = [
-    *(on_nodes("host", num_ranks) for num_ranks in (1, 2)),
+    on_nodes("host", 1, fast=True),
+    on_nodes("host", 2),
     on_nodes("emulated", 1),
     on_nodes("emulated", 2, FAR),
     *(on_nodes("cuda", num_ranks) for num_ranks in (1, 2)),

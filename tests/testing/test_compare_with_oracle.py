@@ -31,6 +31,7 @@ def ring(rng: np.random.Generator) -> distmk.Graph:
     return graph
 
 
+@pytest.mark.whole
 def test_ranks_agree_with_the_oracles() -> None:
     compare_with_oracle(ring, num_ranks=2, num_iterations=2)
 

@@ -3,6 +3,7 @@ processes. It has no `if __name__ == "__main__"`, as the scripts of users.
 """
 
 import json
+import random
 import resource
 import sys
 import time
@@ -24,7 +25,9 @@ def measure(bomb: str) -> tuple[str, str, str, float]:
 
 
 with ThreadPoolExecutor(2) as threads:
-    for found in threads.map(measure, [bomb for bombs in BOMBS.values() for bomb in bombs]):
+    for found in threads.map(
+        measure, [bomb for bombs in BOMBS.values() for bomb in random.sample(bombs, -(-len(bombs) // 3))]
+    ):
         print(json.dumps(found))
 end_processes()
 # The kernel's maximum of this process itself would be that of the process that started it, if that was larger.

@@ -266,6 +266,7 @@ def test_stream_continues_a_prompt() -> None:
     assert [after.push(special), after.push(sat), after.flush()] == ["", " sat", ""]
 
 
+@pytest.mark.whole
 def test_real_tokenizer_matches_transformers(smollm2: Path) -> None:
     hf = AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
     mine = load(smollm2)

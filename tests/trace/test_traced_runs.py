@@ -31,6 +31,7 @@ NUM_ITERATIONS = 9  # the prompts fit into the first, which ends with the first 
 Event = dict[str, Any]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("threads", [False, True], ids=["riding", "threads"])
 @pytest.mark.parametrize(
     ("ranks", "workers", "schedulers", "iterations"), [(1, 1, 1, 20), (2, 3, 2, 40), (3, 1, 1, KEPT)]

@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[Make, str]] = {
 
 
 @contextmanager
-def bounded(memory_mib: int = 256, seconds: float = 5.0) -> Iterator[None]:
+def bounded(memory_mib: int = 256, seconds: float = 20.0) -> Iterator[None]:
     """Fail if the block takes longer, or its peak of memory is higher by more."""
     Path("/proc/self/clear_refs").write_text("5")
     before, began = resident_mib("VmRSS"), time.perf_counter()

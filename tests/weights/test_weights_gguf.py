@@ -300,6 +300,7 @@ def test_damaged_files(tmp_path: Path) -> None:
             assert "\n" not in str(e), seed
 
 
+@pytest.mark.whole
 def test_real_model_matches_transformers(smollm2: Path, smollm2_reference: Any) -> None:
     hf = smollm2_reference.model
     state, checkpoint = hf.state_dict(), open_checkpoint(smollm2)

@@ -91,9 +91,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("num_ranks", "options", "environment"),
     [
-        (1, (), {}),
-        (3, (), {}),
-        (2, ("--schedulers", "2"), {}),
+        pytest.param(1, (), {}, marks=pytest.mark.slow),
+        pytest.param(3, (), {}, marks=pytest.mark.slow),
+        pytest.param(2, ("--schedulers", "2"), {}, marks=pytest.mark.slow),
         (2, (), {"DISTMK_LAUNCH_ITERATIONS": "1"}),
         (1, (), {"DISTMK_LOOPBACK": "1"}),
         (3, (), {"DISTMK_VIRTUAL_NODE_SIZE": "2"}),
@@ -113,7 +113,9 @@ def test_same_tokens(
     assert [len(tokens) for tokens in got] == [6, 6]
 
 
-@pytest.mark.parametrize(("num_ranks", "environment"), [(1, {"DISTMK_LAUNCH_ITERATIONS": "3"}), (2, FAR)])
+@pytest.mark.parametrize(
+    ("num_ranks", "environment"), [(1, {"DISTMK_LAUNCH_ITERATIONS": "3"}), pytest.param(2, FAR, marks=pytest.mark.slow)]
+)
 def test_a_request_that_is_put_back(
     runner: Runner, tmp_path: Path, num_ranks: int, environment: dict[str, str]
 ) -> None:
@@ -130,7 +132,7 @@ ALONE = [
     (2, 90, {"head_dim": 64}),
     # Two blocks of columns of a matrix.
     (1, 66, {"head_dim": 128, "num_heads": 17, "num_kv_heads": 1}),
-    (2, 3, {"head_dim": 32, "hidden_size": 2304, "intermediate_size": 64}),
+    (1, 3, {"head_dim": 32, "hidden_size": 2304, "intermediate_size": 64}),
     # More ranks than groups of threads that push a row.
     (5, 3, {"head_dim": 16, "hidden_size": 80, "intermediate_size": 96}),
     # The second block has six tiles: warps without one pass by as many stages as the pipeline has, in an M_BLOCK of four M_TILEs.
@@ -147,18 +149,18 @@ def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, num_tokens
     """
     config = tiny_config(**({"hidden_size": 192, "intermediate_size": 320} | changes), num_layers=3)
     ids = ",".join(str(7 * i % 300) for i in range(1, num_tokens + 1))
-    prompts = ("--prompt-ids", ids, "--max-new-tokens", "8", "--max-model-len", "128")
+    prompts = ("--prompt-ids", ids, "--max-new-tokens", "4", "--max-model-len", "128")
     want = generate(runner, tmp_path, "host", 1, config=config, prompts=prompts)
     assert generate(runner, tmp_path, "emulated", num_ranks, config=config, prompts=prompts) == want
-    assert len(want[0]) == 8
+    assert len(want[0]) == 4
 
 
-@pytest.mark.parametrize(("num_ranks", "head_dim", "lengths"), [(2, 64, (130, 140)), (1, 128, (300,))])
+@pytest.mark.parametrize(("num_ranks", "head_dim", "lengths"), [(1, 64, (130, 140)), (1, 128, (300,))])
 def test_long_contexts(runner: Runner, tmp_path: Path, num_ranks: int, head_dim: int, lengths: tuple[int, ...]) -> None:
     """K and V of many positions come through the pipeline, as weights do, for the head sizes that the kernel is compiled for."""
     config = tiny_config(hidden_size=192, intermediate_size=320, head_dim=head_dim)
     ids = [",".join(str((31 * i + 7 * k + 1) % 300) for k in range(length)) for i, length in enumerate(lengths)]
-    prompts = ("--prompt-ids", *ids, "--max-new-tokens", "5", "--max-model-len", "512")
+    prompts = ("--prompt-ids", *ids, "--max-new-tokens", "3", "--max-model-len", "512")
     want = generate(runner, tmp_path, "host", 1, config=config, prompts=prompts)
     assert generate(runner, tmp_path, "emulated", num_ranks, config=config, prompts=prompts) == want
 
@@ -182,6 +184,7 @@ def decode(
         return tokens, {vector.name: session.view(vector).copy() for vector in vectors}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("max_seqs", "head_dim"), [(1, 64), (3, 32), (3, 64)])
 def test_rows_behind_the_last_are_reset(max_seqs: int, head_dim: int) -> None:
     """The rows that an iteration has fewer than the one before are zero again, since a later iteration with more rows polls them
@@ -197,6 +200,7 @@ def test_rows_behind_the_last_are_reset(max_seqs: int, head_dim: int) -> None:
         assert not len(left), f"{name}: {len(left)} elements, first at row {1 + left[0][0]}, column {left[0][1]}"
 
 
+@pytest.mark.whole
 def test_a_batch_1_row_gets_too_many_splits_to_fuse_its_combine() -> None:
     """Its sequence grows while it decodes; then a combine of its own precedes the product. The next sequence begins anew."""
     config = tiny_config(hidden_size=64, intermediate_size=64, num_heads=3, num_kv_heads=1, head_dim=64, num_layers=3)
@@ -207,7 +211,8 @@ def test_a_batch_1_row_gets_too_many_splits_to_fuse_its_combine() -> None:
     assert tokens == expected and len(tokens) == 8
 
 
-@pytest.mark.parametrize("max_seqs", [1, 3])
+@pytest.mark.whole
+@pytest.mark.parametrize("max_seqs", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_reserved_workers(max_seqs: int) -> None:
     """More workers than a row's attention needs have no rows of qkv and o; combine tasks are theirs."""
     config = tiny_config(hidden_size=768, intermediate_size=768, num_heads=4, num_kv_heads=1, head_dim=64, num_layers=3)
@@ -216,7 +221,7 @@ def test_reserved_workers(max_seqs: int) -> None:
     plan = plan_work(build_model(config), made)
     assert COMBINE_WIDTH < plan.roles.num_reserved == plan.o.first_worker == plan.qkv[0].first_worker
     assert plan.combine[0].first_worker == 0 and plan.combine[0].num_tasks <= plan.roles.num_reserved
-    work: Any = (config, (16, 3, 9)[:max_seqs], (3, 2, 1)[:max_seqs], NUM_WITH_RESERVED)
+    work: Any = (config, (8, 3, 5)[:max_seqs], (3, 2, 1)[:max_seqs], NUM_WITH_RESERVED)
     (tokens, _), (expected, _) = (decode(backend, *work, **options) for backend in ("emulated", "host"))
     assert tokens == expected and len(tokens) == (3 if max_seqs == 1 else 6)
 
@@ -300,7 +305,7 @@ def test_nothing_is_left_after_an_abort(runner: Runner, tmp_path: Path) -> None:
     [
         ("layer0.o.reduce", {}),
         pytest.param("iteration barrier", {}, marks=pytest.mark.slow),
-        ("iteration barrier", FAR),
+        pytest.param("iteration barrier", FAR, marks=pytest.mark.slow),
     ],
 )
 def test_signal_that_never_comes(runner: Runner, tmp_path: Path, consumer: str, nodes: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ SCHEDULERS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.whole
 @SCHEDULERS
 @pytest.mark.parametrize(
     ("ranks", "workers", "schedulers"),
@@ -43,6 +44,7 @@ GRAPHS: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.whole
 @SCHEDULERS
 @pytest.mark.parametrize(
     ("length", "scenario", "ranks", "options"),

@@ -35,7 +35,7 @@ def wait_for_launch(runner: Runner, rank: int) -> None:
     raise AssertionError(f"rank {rank} did not load the runtime")
 
 
-@pytest.mark.parametrize(("num_ranks", "lost"), [(2, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("num_ranks", "lost"), [(2, 1), (3, 2)])
 def test_killed_rank(runner: Runner, command: Callable[..., list[str]], num_ranks: int, lost: int) -> None:
     process = runner.start(with_ranks(num_ranks)(command()))
     wait_for_tokens(process)
@@ -136,8 +136,7 @@ def test_stopped_for_longer_than_the_deadline(runner: Runner, command: Callable[
 # Interruptions
 
 
-@pytest.mark.parametrize("how", ["group", "rank 0", "terminate"])
-@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize(("num_ranks", "how"), [(1, "rank 0"), (3, "group"), (3, "terminate")])
 def test_interrupted(runner: Runner, command: Callable[..., list[str]], num_ranks: int, how: str) -> None:
     process = runner.start(with_ranks(num_ranks)(command()))
     wait_for_tokens(process)
@@ -147,7 +146,7 @@ def test_interrupted(runner: Runner, command: Callable[..., list[str]], num_rank
         process.send_signal(signal.SIGINT if how == "rank 0" else signal.SIGTERM)
     started = time.monotonic()
     done = runner.finish(process)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < GONE_S
     assert done.status == 130 and errors(done) == ["distmk: interrupted"], (done.status, done.stderr)
     assert "Traceback" not in done.stderr
     runner.check_nothing_left()
@@ -164,7 +163,7 @@ def test_interrupted_under_mpirun(runner: Runner, command: Callable[..., list[st
     runner.check_nothing_left()
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.5])
 def test_interrupted_while_starting(runner: Runner, smollm2: Path, after_s: float) -> None:
     options = ("--prompt", "Once", "--max-new-tokens", "4000", "--ignore-eos", "--ranks", "2")
     process = runner.start([*DISTMK, "generate", "--model", str(smollm2), *options])

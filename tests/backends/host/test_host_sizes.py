@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support import tiny
 from support.graph_runs import assert_done, run_job
-from support.machine import FAR, require
+from support.machine import FAR, on, require
 from support.tiny import Reference, check_greedy
 
 pytestmark = pytest.mark.timeout(120)
@@ -30,14 +30,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     return tiny.save(made, tmp_path_factory.mktemp("hosts")), Reference(made)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("backend", "host_sizes"),
     [
-        ("host", [(1, 1)]),
+        on("host", [(1, 1)], slow=True),
         ("host", [(1, 1, 1), (2, 1)]),
         ("host", [(2, 2)]),
-        ("host", [(3, 2)]),
-        ("host", [(2, 2, 2)]),
+        on("host", [(3, 2)], slow=True),
+        on("host", [(2, 2, 2)], slow=True),
         ("emulated", [(1, 1)]),
     ],
     ids=str,

@@ -66,6 +66,7 @@ def test_mistakes(runner: Runner, arguments: list[str], texts: list[str]) -> Non
     assert_one_line(runner.distmk("lab", *arguments, env=NO_GPU), *texts)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_task_graph_on_the_host(num_workers: int) -> None:
     found = load_rung(12).measure(1000, "host", num_workers, 5)

@@ -13,6 +13,7 @@ from distmk.errors import BuildError, UsageError
 from lab.kernels import RUNGS, SOURCES, architecture_for, build
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_80"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_kernel_compiles(source: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ def test_text_tells_what_did_not_run() -> None:
         assert line in told, line
 
 
+@pytest.mark.whole
 def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     made = plots.draw(report(), tmp_path)

@@ -31,6 +31,12 @@ KINDS = (
     *("linear_jobs STORE", "linear_jobs PARTS", "linear_jobs LOGITS"),
 )
 
+# Kinds in which several ranks take part.
+KINDS_BETWEEN_RANKS = (
+    *("linear PUSH", "nop", "embed STORE", "embed PUSH", "put", "sample", "embed_rows", "reduce_rows"),
+    *("linear_jobs STORE", "linear_jobs PARTS", "linear_jobs LOGITS"),
+)
+
 
 class Sizes(NamedTuple):
     """What a backend's shapes are drawn from, and how exact it is."""
@@ -126,14 +132,11 @@ def add_jobs(board: Board, sizes: Sizes) -> None:
         cases[index]()
 
 
-def _on_each(board: Board, case: Callable[..., None], *arguments: object) -> Callable[[], None]:
-    """A case of one rank, on all of them."""
-
-    def add() -> None:
-        for rank in range(board.num_ranks):
-            case(board, rank, *arguments)
-
-    return add
+def _on_one(board: Board, case: Callable[..., None], *arguments: object) -> Callable[[], None]:
+    """A case of one rank, on a rank drawn at random. No other rank takes part in it, so that of several ranks a third will do."""
+    if board.num_ranks > 1 and board.rng.random() > 1 / 3:
+        return lambda: None
+    return partial(case, board, int(board.rng.integers(board.num_ranks)), *arguments)
 
 
 def _repeats(board: Board, sizes: Sizes) -> int:
@@ -152,47 +155,47 @@ def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     for k in sizes.k * _repeats(board, sizes):
         for epilogue in (Epilogue.STORE, Epilogue.ADD, next(gated)):
             for n, rows in draws((0, 2), (2, 9), (9, 16), (16, 17)):
-                yield _on_each(board, linear.columns, error, epilogue, k, n, rows)
+                yield _on_one(board, linear.columns, error, epilogue, k, n, rows)
         for n, rows in draws((0, 5), (5, 17)):
             yield partial(linear.push, board, error, k, n, rows)
         for n, rows in draws((0, 5), (5, 17)):
-            yield _on_each(board, linear.argmax, error, k, n, rows)
+            yield _on_one(board, linear.argmax, error, k, n, rows)
         for n, rows in draws((0, 2), (0, 2), (2, 17)):
-            yield _on_each(board, linear.polls, error, k, n, rows)
+            yield _on_one(board, linear.polls, error, k, n, rows)
         for n, rows in () if board.gpu_layout else draws((0, 5), (5, 17)):
-            yield _on_each(board, linear.scaled, error, k, n, rows)
+            yield _on_one(board, linear.scaled, error, k, n, rows)
     for rows in (0, 1, 7, 16):
-        yield _on_each(board, linear.rounding, rows, int(rng.integers(2, 300)))
-    yield _on_each(board, linear.ties)
-    yield _on_each(board, linear.batch_sizes, int(rng.integers(300, 1200)), int(rng.integers(9, 60)))
+        yield _on_one(board, linear.rounding, rows, int(rng.integers(2, 300)))
+    yield _on_one(board, linear.ties)
+    yield _on_one(board, linear.batch_sizes, int(rng.integers(300, 1200)), int(rng.integers(9, 60)))
 
 
 def _small(board: Board) -> Iterator[Callable[[], None]]:
     rng = board.rng
     for n, rows, add in product((1, 7, 64, int(rng.integers(1, 101))), (0, 1, 5, 16), (False, True)):
-        yield _on_each(board, small.sum_of_blocks, n, rows, add)
+        yield _on_one(board, small.sum_of_blocks, n, rows, add)
     for rows in (0, 1, 9, 16):
-        yield _on_each(board, small.post_norm, int(rng.choice([1, 63, 64, 600, 3000])), rows)
+        yield _on_one(board, small.post_norm, int(rng.choice([1, 63, 64, 600, 3000])), rows)
     for rows in (1, 1, 5, 16):
         for pushed in (False, True):
             yield partial(small.embed, board, rows, pushed)
     for _ in range(4):
-        yield _on_each(board, small.affine)
-        yield _on_each(board, small.sines)
+        yield _on_one(board, small.affine)
+        yield _on_one(board, small.sines)
     for rank, to in product(range(board.num_ranks), repeat=2):
         yield partial(small.nop, board, rank, to)
         for _ in range(2):
             yield partial(small.put, board, rank, to)
         yield partial(small.put_rows, board, rank, to, int(rng.integers(1, 17)))
     for num_tasks in (1, int(rng.integers(2, 40)), 132):
-        yield _on_each(board, small.sample, num_tasks)
-        yield _on_each(board, small.sample_jobs, num_tasks)
+        yield _on_one(board, small.sample, num_tasks)
+        yield _on_one(board, small.sample_jobs, num_tasks)
     for jobs in (False, True):
         for rank in range(1, board.num_ranks):
             yield partial(sampling.send_logits, board, rank, jobs)
-        yield _on_each(board, sampling.count_tokens, jobs)
+        yield _on_one(board, sampling.count_tokens, jobs)
         for num_sections in (1, 3):
-            yield _on_each(board, sampling.sample_row, num_sections, jobs)
+            yield _on_one(board, sampling.sample_row, num_sections, jobs)
 
 
 def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
@@ -201,25 +204,25 @@ def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         heads = Heads(int(rng.integers(1, 9)), int(rng.integers(1, 9)), int(rng.integers(0, 9)))
         page_size, length = int(rng.choice(sizes.page_sizes)), int(rng.choice([20, max_len]))
         how = _random_scoring(rng, length)
-        yield _on_each(board, attention, error, heads, head_dim, page_size, norms, length, how)
-    yield _on_each(board, attention, error, Heads(4, 2, 1), 80, 16, True, max_len, Scoring(scores=Scores(0.2, 2.0)))
+        yield _on_one(board, attention, error, heads, head_dim, page_size, norms, length, how)
+    yield _on_one(board, attention, error, Heads(4, 2, 1), 80, 16, True, max_len, Scoring(scores=Scores(0.2, 2.0)))
     large = int(rng.choice(LARGE_HEAD_DIMS))
-    yield _on_each(board, attention, error, Heads(7, 4, 2), large, 16, False, 100, _random_scoring(rng, 100))
+    yield _on_one(board, attention, error, Heads(7, 4, 2), large, 16, False, 100, _random_scoring(rng, 100))
     for heads in UNEVEN_HEADS:
-        yield _on_each(board, attention, error, heads, 16, 4, True, 70)
+        yield _on_one(board, attention, error, heads, 16, 4, True, 70)
     for heads, head_dim in REAL_HEADS:
-        yield _on_each(board, attention, error, heads, head_dim, 16, True, max_len, _random_scoring(rng, max_len))
-    yield _on_each(board, attention, error, Heads(3, 3), 64, 16, False, max(900, max_len))
-    yield _on_each(board, long_splits, error, int(rng.integers(390, 490)))  # 25 to 32 tiles: two rounds of two a warp
-    yield _on_each(board, extreme_scores, 100, sizes.extreme_error)
+        yield _on_one(board, attention, error, heads, head_dim, 16, True, max_len, _random_scoring(rng, max_len))
+    yield _on_one(board, attention, error, Heads(3, 3), 64, 16, False, max(900, max_len))
+    yield _on_one(board, long_splits, error, int(rng.integers(390, 490)))  # 25 to 32 tiles: two rounds of two a warp
+    yield _on_one(board, extreme_scores, 100, sizes.extreme_error)
     for heads, head_dim in FUSED_HEADS:
         for batch_1 in (True, True, True, False) if head_dim < 256 else (True,):
             how = _random_scoring(rng, max_len)
-            yield _on_each(board, fused_combine, error, heads, head_dim, batch_1, max_len, how)
+            yield _on_one(board, fused_combine, error, heads, head_dim, batch_1, max_len, how)
         longest = sizes.max_len_batch_1
-        yield _on_each(board, fused_combine, error, heads, head_dim, True, longest, _random_scoring(rng, longest, 1000))
+        yield _on_one(board, fused_combine, error, heads, head_dim, True, longest, _random_scoring(rng, longest, 1000))
     for fused_first in (True, False):
-        yield _on_each(board, one_of_two_fuses_combine, error, Heads(4, 2), 128, sizes.max_len_batch_1, fused_first)
+        yield _on_one(board, one_of_two_fuses_combine, error, Heads(4, 2), 128, sizes.max_len_batch_1, fused_first)
 
 
 def _random_scoring(rng: np.random.Generator, max_len: int, least: int = 1) -> Scoring:
@@ -242,9 +245,9 @@ def _residual_rows(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         yield partial(
             residual_rows.sums, board, max(sizes.num_cols), int(rng.integers(1, 9)), tiled, True, behind_norm=True
         )
-        yield _on_each(board, residual_rows.select, int(rng.choice(sizes.num_cols)), num_rows, tiled)
+        yield _on_one(board, residual_rows.select, int(rng.choice(sizes.num_cols)), num_rows, tiled)
     for num_parts in (1, int(rng.integers(2, 30)), board.num_workers):
-        yield _on_each(board, residual_rows.argmax, num_parts)
+        yield _on_one(board, residual_rows.argmax, num_parts)
 
 
 def _attention_jobs(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
@@ -256,22 +259,22 @@ def _attention_jobs(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         *((Heads(4, 2, 2), 256, 16, True), (Heads(2, 2), int(rng.choice(LARGE_HEAD_DIMS)), 4, False)),
     ):
         runs, how = random_job_runs(rng, max_len), _random_scoring(rng, max_len)
-        yield _on_each(board, attention_jobs, heads, head_dim, page_size, norms, runs, how)
+        yield _on_one(board, attention_jobs, heads, head_dim, page_size, norms, runs, how)
     # Enough queries for the largest jobs, in the middle of a sequence; and few queries a run.
     chunk = (int(rng.integers(max_len // 3, max_len // 2)), 3, max_len)
     for how in (Scoring(), Scoring(int(rng.integers(1, max_len // 2)), Scores(softcap=5.0))):
         runs = [(1, 9, max_len - 5), chunk, (2, 0, 2)]
-        yield _on_each(board, attention_jobs, Heads(16, 4), 64, 16, True, runs, how)
+        yield _on_one(board, attention_jobs, Heads(16, 4), 64, 16, True, runs, how)
     for head_dim in (64, int(rng.choice(LARGE_HEAD_DIMS))):
         runs = [(40, 2, int(rng.integers(sizes.many_pages * 3 // 4, sizes.many_pages)))]
-        yield _on_each(board, attention_jobs, Heads(2, 2), head_dim, 1, False, runs, Scoring())
+        yield _on_one(board, attention_jobs, Heads(2, 2), head_dim, 1, False, runs, Scoring())
     for head_dim in (64, 80, 128):
         group, page_size = int(rng.integers(1, 9)), int(rng.choice(sizes.page_sizes))
         heads = Heads(int(rng.integers(1, 2 * group + 1)), group, int(rng.integers(group)))
         rows, how = random_decoding_runs(rng, max_len, group), _random_scoring(rng, max_len)
-        yield _on_each(board, attention_jobs, heads, head_dim, page_size, True, rows, how)
+        yield _on_one(board, attention_jobs, heads, head_dim, page_size, True, rows, how)
     # As many as there can be, before a chunk of a prompt.
     lengths = [int(rng.integers(max_len)), *rng.integers(1, 30, MAX_SEQUENCES - 2)]
     rows = [(1, slot, int(length) + 1) for slot, length in enumerate(lengths)]
     rows.append((20, MAX_SEQUENCES - 1, 33))
-    yield _on_each(board, attention_jobs, Heads(3, 2, 1), 32, 8, False, rows, _random_scoring(rng, max_len))
+    yield _on_one(board, attention_jobs, Heads(3, 2, 1), 32, 8, False, rows, _random_scoring(rng, max_len))

@@ -36,6 +36,9 @@ MANY_TILES = Partition(16 * 9 * M_TILE - 7, 1, 2)
 WHOLE_TILES = Partition(16 * 5 * M_TILE + 3, 2, 2)
 
 
+Case = Callable[[], None]  # adds tasks to the board
+
+
 class Product(NamedTuple):
     k: int
     partition: Partition
@@ -43,15 +46,18 @@ class Product(NamedTuple):
     num_splits: int = 1
 
 
-def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callable[[], None]]:
-    """Every epilogue, with numbers of rows that take one N tile of each size, and several."""
-    rng = board.rng
+def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Case]:
+    """Every epilogue, with numbers of rows that take one N tile of each size, and several.
+
+    On several ranks, short rows of the matrices will do.
+    """
+    rng, all_k = board.rng, all_k if board.num_ranks == 1 else all_k[:2]
 
     def drawn(epilogue: Epilogue, num_splits: int = 1) -> Product:
         partitions = PAIRED if epilogue in GATED else PARTITIONS
         return Product(int(rng.choice(all_k)), partitions[int(rng.integers(len(partitions)))], epilogue, num_splits)
 
-    def case(rows: int, *products: Product) -> Callable[[], None]:
+    def case(rows: int, *products: Product) -> Case:
         return partial(_in_a_row, board, error, rows, products)
 
     gated = in_turn(rng, GATED)
@@ -59,6 +65,15 @@ def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callab
         parts = drawn(Epilogue.PARTS, int(rng.integers(1, 3)))
         rows = int(rng.choice([high, rng.integers(low, high + 1)]))
         yield case(rows, drawn(Epilogue.STORE), drawn(next(gated)), parts)
+    if board.num_ranks == 1:
+        yield from _large_cases(case, rng, all_k)
+    for rows in (1, 16, int(rng.integers(17, 65)), MAX_SEQUENCES, 0):
+        yield case(rows, drawn(Epilogue.LOGITS))
+    yield case(0, drawn(Epilogue.STORE))
+
+
+def _large_cases(case: Callable[..., Case], rng: np.random.Generator, all_k: tuple[int, ...]) -> Iterator[Case]:
+    """Products whose division into jobs matters, which does not depend on the number of ranks."""
     # Jobs whose M tiles do not divide the ring, over more K tiles than it holds, beside shorter ones.
     ks = ((64, 2), (max(all_k), 2), (min(all_k), 1), (33 * ACTIVATION_BLOCK_COLS, 2))
     parts_of_k = [Product(k, PARTITIONS[0], Epilogue.PARTS, num_splits) for k, num_splits in ks]
@@ -67,9 +82,6 @@ def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Callab
     yield case(int(rng.integers(257, MAX_BUCKET_ROWS + 1)), Product(320, WHOLE_TILES, Epilogue.PARTS, 2))
     many = [Product(k, MANY_TILES, Epilogue.PARTS, 1 + (k > 320)) for k in (320, 448, 640)]
     yield case(int(rng.integers(17, 65)), *many)
-    for rows in (1, 16, int(rng.integers(17, 65)), MAX_SEQUENCES, 0):
-        yield case(rows, drawn(Epilogue.LOGITS))
-    yield case(0, drawn(Epilogue.STORE))
 
 
 def activations(x: torch.Tensor, tiled: bool) -> torch.Tensor:
