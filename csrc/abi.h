@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10104693244385415580ull;
+constexpr uint64_t ABI_HASH = 7898381280963324530ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -615,7 +615,7 @@ struct LaunchParams {
   uint64_t host_counts;  // HostCounts*
   uint64_t eos_ids;
   uint16_t keeps_cache;  // 1: cached pages of the last launch are still valid
-  uint16_t prepared;  // 1: the first iteration's batch was made in the turn before
+  uint16_t has_first_batch;  // 1: the first iteration's batch was made in the turn before
   uint32_t prompt_stride;
   uint32_t command_capacity;
   uint16_t num_eos;
@@ -652,7 +652,7 @@ static_assert(offsetof(LaunchParams, logprobs) == 72);
 static_assert(offsetof(LaunchParams, host_counts) == 80);
 static_assert(offsetof(LaunchParams, eos_ids) == 88);
 static_assert(offsetof(LaunchParams, keeps_cache) == 96);
-static_assert(offsetof(LaunchParams, prepared) == 98);
+static_assert(offsetof(LaunchParams, has_first_batch) == 98);
 static_assert(offsetof(LaunchParams, prompt_stride) == 100);
 static_assert(offsetof(LaunchParams, command_capacity) == 104);
 static_assert(offsetof(LaunchParams, num_eos) == 108);
@@ -715,15 +715,15 @@ struct SumArgs {
   uint64_t blocks;
   uint64_t dst;
   uint64_t out_bf16;  // bf16 columns of every row, dst rounded; 0: none
-  uint64_t reset;  // columns to be reset, laid out as `out_bf16`; 0: none
+  uint64_t lamport_reset;  // columns to be reset, laid out as `out_bf16`; 0: none
   uint64_t batch;
   uint64_t block_stride;  // bytes from one block to the next
   uint32_t num_blocks;
-  uint32_t num;  // columns of a block
+  uint32_t num_cols;  // columns of a block
   uint32_t dst_stride;  // elements from one row of dst to the next
   uint32_t out_bf16_stride;
-  uint32_t add;  // 1: add to dst
-  uint32_t polls;  // 1: poll the blocks, and reset them
+  uint32_t accumulates;  // 1: add to dst
+  uint32_t polls_blocks;  // 1: poll the blocks, and reset them
   uint32_t block_gap;  // elements between the rows of a block
   uint32_t pad;
   InputNormArgs input_norm;  // host only
@@ -732,45 +732,45 @@ static_assert(sizeof(SumArgs) == 104);
 static_assert(offsetof(SumArgs, blocks) == 0);
 static_assert(offsetof(SumArgs, dst) == 8);
 static_assert(offsetof(SumArgs, out_bf16) == 16);
-static_assert(offsetof(SumArgs, reset) == 24);
+static_assert(offsetof(SumArgs, lamport_reset) == 24);
 static_assert(offsetof(SumArgs, batch) == 32);
 static_assert(offsetof(SumArgs, block_stride) == 40);
 static_assert(offsetof(SumArgs, num_blocks) == 48);
-static_assert(offsetof(SumArgs, num) == 52);
+static_assert(offsetof(SumArgs, num_cols) == 52);
 static_assert(offsetof(SumArgs, dst_stride) == 56);
 static_assert(offsetof(SumArgs, out_bf16_stride) == 60);
-static_assert(offsetof(SumArgs, add) == 64);
-static_assert(offsetof(SumArgs, polls) == 68);
+static_assert(offsetof(SumArgs, accumulates) == 64);
+static_assert(offsetof(SumArgs, polls_blocks) == 68);
 static_assert(offsetof(SumArgs, block_gap) == 72);
 static_assert(offsetof(SumArgs, pad) == 76);
 static_assert(offsetof(SumArgs, input_norm) == 80);
 
 struct LinearArgs {
   uint64_t x;  // bf16 [rows, k]
-  uint64_t weight;  // [n, k] in `format` ([2n, k] where gated: gate rows, then up rows)
-  uint64_t bias;  // f32 [n or 2n]; 0: none
+  uint64_t weight;  // [num_features, k] in `format` ([2 num_features, k] where gated: gate rows, then up rows)
+  uint64_t bias;  // f32 [num_features, or twice as many where gated]; 0: none
   uint64_t out;
   uint64_t out_bf16;  // STORE, ADD: bf16 columns of every row, `out` rounded; 0: none
-  uint64_t reset;  // columns to be reset, laid out as `out_bf16`, or as `out` without it; 0: none
+  uint64_t lamport_reset;  // columns to be reset, laid out as `out_bf16`, or as `out` without it; 0: none
   uint64_t fused_partials;  // bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]: the partials of a single row; 0: the row is in x
   uint64_t batch;
   uint64_t logits;  // ARGMAX: f32 columns of every row; 0: none are stored
   uint32_t k;
-  uint32_t n;
+  uint32_t num_features;
   uint32_t x_stride;  // elements
   uint32_t out_stride;
   uint32_t out_bf16_stride;
   uint32_t epilogue;
-  uint32_t normalized;  // 1: sums are multiplied by 1/rms of the row of x
+  uint32_t applies_rms;  // 1: sums are multiplied by 1/rms of the row of x
   float eps;
   uint32_t first_token;  // ARGMAX: token id of the first row
   uint32_t logits_stride;
   uint32_t k_pitch;  // elements of a row of the weight: k, or more where rows are packed in tiles
-  uint32_t polls;  // 1: poll x, or the fused partials
+  uint32_t polls_x;  // 1: poll x, or the fused partials
   uint32_t head_dim;  // head size of the fused partials; the next five describe their attention
-  uint32_t max_splits;
-  uint32_t min_split;
-  uint32_t split_budget;
+  uint32_t max_kv_splits;
+  uint32_t min_kv_split_len;
+  uint32_t kv_split_budget;
   uint32_t window;
   uint32_t fused_combine_len;  // positions that a single row in `fused_partials` sees at most
   uint32_t keeps_logits;  // 1: logits of all sampled rows are stored; 0: of the rows that need them
@@ -784,26 +784,26 @@ static_assert(offsetof(LinearArgs, weight) == 8);
 static_assert(offsetof(LinearArgs, bias) == 16);
 static_assert(offsetof(LinearArgs, out) == 24);
 static_assert(offsetof(LinearArgs, out_bf16) == 32);
-static_assert(offsetof(LinearArgs, reset) == 40);
+static_assert(offsetof(LinearArgs, lamport_reset) == 40);
 static_assert(offsetof(LinearArgs, fused_partials) == 48);
 static_assert(offsetof(LinearArgs, batch) == 56);
 static_assert(offsetof(LinearArgs, logits) == 64);
 static_assert(offsetof(LinearArgs, k) == 72);
-static_assert(offsetof(LinearArgs, n) == 76);
+static_assert(offsetof(LinearArgs, num_features) == 76);
 static_assert(offsetof(LinearArgs, x_stride) == 80);
 static_assert(offsetof(LinearArgs, out_stride) == 84);
 static_assert(offsetof(LinearArgs, out_bf16_stride) == 88);
 static_assert(offsetof(LinearArgs, epilogue) == 92);
-static_assert(offsetof(LinearArgs, normalized) == 96);
+static_assert(offsetof(LinearArgs, applies_rms) == 96);
 static_assert(offsetof(LinearArgs, eps) == 100);
 static_assert(offsetof(LinearArgs, first_token) == 104);
 static_assert(offsetof(LinearArgs, logits_stride) == 108);
 static_assert(offsetof(LinearArgs, k_pitch) == 112);
-static_assert(offsetof(LinearArgs, polls) == 116);
+static_assert(offsetof(LinearArgs, polls_x) == 116);
 static_assert(offsetof(LinearArgs, head_dim) == 120);
-static_assert(offsetof(LinearArgs, max_splits) == 124);
-static_assert(offsetof(LinearArgs, min_split) == 128);
-static_assert(offsetof(LinearArgs, split_budget) == 132);
+static_assert(offsetof(LinearArgs, max_kv_splits) == 124);
+static_assert(offsetof(LinearArgs, min_kv_split_len) == 128);
+static_assert(offsetof(LinearArgs, kv_split_budget) == 132);
 static_assert(offsetof(LinearArgs, window) == 136);
 static_assert(offsetof(LinearArgs, fused_combine_len) == 140);
 static_assert(offsetof(LinearArgs, keeps_logits) == 144);
@@ -815,11 +815,11 @@ struct EmbedArgs {
   uint64_t table;  // bf16 [last_token - first_token, k]: this rank's rows of the embedding
   uint64_t out;
   uint64_t out_bf16;  // STORE: bf16 columns of every row, the same values; 0: none
-  uint64_t reset;  // STORE: columns to be reset, laid out as `out_bf16`; 0: none
+  uint64_t lamport_reset;  // STORE: columns to be reset, laid out as `out_bf16`; 0: none
   uint64_t batch;
   uint32_t k;  // columns of the table
   uint32_t col_begin;
-  uint32_t n;  // columns of this task
+  uint32_t num_cols;  // columns of this task
   uint32_t out_stride;
   uint32_t out_bf16_stride;
   uint32_t first_token;
@@ -831,11 +831,11 @@ static_assert(sizeof(EmbedArgs) == 96);
 static_assert(offsetof(EmbedArgs, table) == 0);
 static_assert(offsetof(EmbedArgs, out) == 8);
 static_assert(offsetof(EmbedArgs, out_bf16) == 16);
-static_assert(offsetof(EmbedArgs, reset) == 24);
+static_assert(offsetof(EmbedArgs, lamport_reset) == 24);
 static_assert(offsetof(EmbedArgs, batch) == 32);
 static_assert(offsetof(EmbedArgs, k) == 40);
 static_assert(offsetof(EmbedArgs, col_begin) == 44);
-static_assert(offsetof(EmbedArgs, n) == 48);
+static_assert(offsetof(EmbedArgs, num_cols) == 48);
 static_assert(offsetof(EmbedArgs, out_stride) == 52);
 static_assert(offsetof(EmbedArgs, out_bf16_stride) == 56);
 static_assert(offsetof(EmbedArgs, first_token) == 60);
@@ -853,7 +853,7 @@ struct AttentionArgs {
   uint64_t page_table;  // i32 [slot, max_pages]
   uint64_t partials;  // f32 [q head, slice, row, split, PARTIAL_FLOATS]
   uint64_t fused_partials;  // bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: the partials of a single row; 0: they go to `partials`
-  uint64_t reset;  // fused partials to be reset, laid out the same; 0: none
+  uint64_t lamport_reset;  // fused partials to be reset, laid out the same; 0: none
   uint64_t batch;
   uint16_t num_q;
   uint16_t num_kv;
@@ -864,15 +864,15 @@ struct AttentionArgs {
   uint32_t page_size;
   uint32_t max_pages;
   uint32_t num_pages;
-  uint32_t max_splits;
-  uint32_t min_split;
-  uint32_t split_budget;
+  uint32_t max_kv_splits;
+  uint32_t min_kv_split_len;
+  uint32_t kv_split_budget;
   uint32_t window;  // positions that a row sees, its own included
   float eps;
   ScoreArgs scores;
   uint32_t num_positions;  // rows of the rope table
   uint32_t qkv_stride;  // elements from one row of qkv to the next
-  uint8_t polls;  // 1: poll qkv
+  uint8_t polls_qkv;  // 1: poll qkv
   uint8_t long_splits;  // 1: a split may have more than POSITIONS_PER_PASS positions
   uint16_t num_slots;
   uint32_t fused_combine_len;  // positions that a single row in `fused_partials` sees at most; 0: it never is there
@@ -887,7 +887,7 @@ static_assert(offsetof(AttentionArgs, v_cache) == 40);
 static_assert(offsetof(AttentionArgs, page_table) == 48);
 static_assert(offsetof(AttentionArgs, partials) == 56);
 static_assert(offsetof(AttentionArgs, fused_partials) == 64);
-static_assert(offsetof(AttentionArgs, reset) == 72);
+static_assert(offsetof(AttentionArgs, lamport_reset) == 72);
 static_assert(offsetof(AttentionArgs, batch) == 80);
 static_assert(offsetof(AttentionArgs, num_q) == 88);
 static_assert(offsetof(AttentionArgs, num_kv) == 90);
@@ -898,15 +898,15 @@ static_assert(offsetof(AttentionArgs, kv_begin) == 100);
 static_assert(offsetof(AttentionArgs, page_size) == 104);
 static_assert(offsetof(AttentionArgs, max_pages) == 108);
 static_assert(offsetof(AttentionArgs, num_pages) == 112);
-static_assert(offsetof(AttentionArgs, max_splits) == 116);
-static_assert(offsetof(AttentionArgs, min_split) == 120);
-static_assert(offsetof(AttentionArgs, split_budget) == 124);
+static_assert(offsetof(AttentionArgs, max_kv_splits) == 116);
+static_assert(offsetof(AttentionArgs, min_kv_split_len) == 120);
+static_assert(offsetof(AttentionArgs, kv_split_budget) == 124);
 static_assert(offsetof(AttentionArgs, window) == 128);
 static_assert(offsetof(AttentionArgs, eps) == 132);
 static_assert(offsetof(AttentionArgs, scores) == 136);
 static_assert(offsetof(AttentionArgs, num_positions) == 144);
 static_assert(offsetof(AttentionArgs, qkv_stride) == 148);
-static_assert(offsetof(AttentionArgs, polls) == 152);
+static_assert(offsetof(AttentionArgs, polls_qkv) == 152);
 static_assert(offsetof(AttentionArgs, long_splits) == 153);
 static_assert(offsetof(AttentionArgs, num_slots) == 154);
 static_assert(offsetof(AttentionArgs, fused_combine_len) == 156);
@@ -914,32 +914,32 @@ static_assert(offsetof(AttentionArgs, fused_combine_len) == 156);
 struct CombineArgs {
   uint64_t partials;  // partials of the first slice of this task
   uint64_t out;  // bf16 [rows, heads of this rank * head_dim], at the first head of this task
-  uint64_t reset;  // columns to be reset, laid out as `out`; 0: none
+  uint64_t lamport_reset;  // columns to be reset, laid out as `out`; 0: none
   uint64_t batch;
   uint32_t first_slice;  // the slice's number in the first head
   uint32_t num_slices;
   uint32_t head_dim;
   uint32_t out_stride;
-  uint32_t max_splits;
-  uint32_t min_split;
-  uint32_t split_budget;
-  uint32_t polls;  // 1: poll the partials, and reset them
+  uint32_t max_kv_splits;
+  uint32_t min_kv_split_len;
+  uint32_t kv_split_budget;
+  uint32_t polls_partials;  // 1: poll the partials, and reset them
   uint32_t fused_combine_len;  // a single row that sees at most so many positions is not combined here; 0: it always is
   uint32_t window;  // as attention's
 };
 static_assert(sizeof(CombineArgs) == 72);
 static_assert(offsetof(CombineArgs, partials) == 0);
 static_assert(offsetof(CombineArgs, out) == 8);
-static_assert(offsetof(CombineArgs, reset) == 16);
+static_assert(offsetof(CombineArgs, lamport_reset) == 16);
 static_assert(offsetof(CombineArgs, batch) == 24);
 static_assert(offsetof(CombineArgs, first_slice) == 32);
 static_assert(offsetof(CombineArgs, num_slices) == 36);
 static_assert(offsetof(CombineArgs, head_dim) == 40);
 static_assert(offsetof(CombineArgs, out_stride) == 44);
-static_assert(offsetof(CombineArgs, max_splits) == 48);
-static_assert(offsetof(CombineArgs, min_split) == 52);
-static_assert(offsetof(CombineArgs, split_budget) == 56);
-static_assert(offsetof(CombineArgs, polls) == 60);
+static_assert(offsetof(CombineArgs, max_kv_splits) == 48);
+static_assert(offsetof(CombineArgs, min_kv_split_len) == 52);
+static_assert(offsetof(CombineArgs, kv_split_budget) == 56);
+static_assert(offsetof(CombineArgs, polls_partials) == 60);
 static_assert(offsetof(CombineArgs, fused_combine_len) == 64);
 static_assert(offsetof(CombineArgs, window) == 68);
 
@@ -1015,7 +1015,7 @@ struct SendLogitsArgs {
   uint32_t num_cols;
   uint32_t stride;  // elements
   uint32_t num_rows;  // rows of the logits
-  uint32_t job_batch;  // 1: the batch is a JobBatch
+  uint32_t is_job_batch;  // 1: the batch is a JobBatch
 };
 static_assert(sizeof(SendLogitsArgs) == 32);
 static_assert(offsetof(SendLogitsArgs, logits) == 0);
@@ -1023,7 +1023,7 @@ static_assert(offsetof(SendLogitsArgs, batch) == 8);
 static_assert(offsetof(SendLogitsArgs, num_cols) == 16);
 static_assert(offsetof(SendLogitsArgs, stride) == 20);
 static_assert(offsetof(SendLogitsArgs, num_rows) == 24);
-static_assert(offsetof(SendLogitsArgs, job_batch) == 28);
+static_assert(offsetof(SendLogitsArgs, is_job_batch) == 28);
 
 struct CountTokensArgs {
   uint64_t slots;  // SlotSampling [num_slots]
@@ -1033,7 +1033,7 @@ struct CountTokensArgs {
   uint32_t vocab;
   uint32_t tables_bytes;
   uint32_t num_slots;
-  uint32_t job_batch;  // 1: the batch is a JobBatch
+  uint32_t is_job_batch;  // 1: the batch is a JobBatch
 };
 static_assert(sizeof(CountTokensArgs) == 48);
 static_assert(offsetof(CountTokensArgs, slots) == 0);
@@ -1043,7 +1043,7 @@ static_assert(offsetof(CountTokensArgs, batch) == 24);
 static_assert(offsetof(CountTokensArgs, vocab) == 32);
 static_assert(offsetof(CountTokensArgs, tables_bytes) == 36);
 static_assert(offsetof(CountTokensArgs, num_slots) == 40);
-static_assert(offsetof(CountTokensArgs, job_batch) == 44);
+static_assert(offsetof(CountTokensArgs, is_job_batch) == 44);
 
 struct SampleRowArgs {
   uint64_t logits;  // f32 [num_rows, num_ranks, section_stride]
@@ -1062,7 +1062,7 @@ struct SampleRowArgs {
   uint32_t tables_bytes;
   uint32_t num_rows;
   uint32_t num_slots;
-  uint32_t job_batch;  // 1: the batch is a JobBatch
+  uint32_t is_job_batch;  // 1: the batch is a JobBatch
 };
 static_assert(sizeof(SampleRowArgs) == 104);
 static_assert(offsetof(SampleRowArgs, logits) == 0);
@@ -1081,7 +1081,7 @@ static_assert(offsetof(SampleRowArgs, section_stride) == 84);
 static_assert(offsetof(SampleRowArgs, tables_bytes) == 88);
 static_assert(offsetof(SampleRowArgs, num_rows) == 92);
 static_assert(offsetof(SampleRowArgs, num_slots) == 96);
-static_assert(offsetof(SampleRowArgs, job_batch) == 100);
+static_assert(offsetof(SampleRowArgs, is_job_batch) == 100);
 
 struct LinearJobsArgs {
   uint64_t x;  // activations of k columns (distmk/tasks/activations.py)
@@ -1097,10 +1097,10 @@ struct LinearJobsArgs {
   uint32_t reduced_rows;
   uint32_t out_stride;  // elements of a row of `out`; gated: columns of the activations
   uint32_t epilogue;  // Epilogue
-  uint32_t num_splits;  // PARTS: parts of k, each with its own slot
-  uint32_t slot;  // PARTS: this rank's first one
+  uint32_t num_k_splits;  // PARTS: parts of k, each a part of the sum
+  uint32_t first_part;  // PARTS: this rank's first one
   uint32_t tiled;
-  uint32_t sampled;  // maximum of sampled rows, if x has only these; 0: x has all rows
+  uint32_t max_sampled_rows;  // maximum of sampled rows, if x has only these; 0: x has all rows
   float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
   float scale;  // factor of x @ weight.T, host only; 0: none
   uint32_t format;  // format of the weight (distmk/formats)
@@ -1120,10 +1120,10 @@ static_assert(offsetof(LinearJobsArgs, num_reduced) == 56);
 static_assert(offsetof(LinearJobsArgs, reduced_rows) == 60);
 static_assert(offsetof(LinearJobsArgs, out_stride) == 64);
 static_assert(offsetof(LinearJobsArgs, epilogue) == 68);
-static_assert(offsetof(LinearJobsArgs, num_splits) == 72);
-static_assert(offsetof(LinearJobsArgs, slot) == 76);
+static_assert(offsetof(LinearJobsArgs, num_k_splits) == 72);
+static_assert(offsetof(LinearJobsArgs, first_part) == 76);
 static_assert(offsetof(LinearJobsArgs, tiled) == 80);
-static_assert(offsetof(LinearJobsArgs, sampled) == 84);
+static_assert(offsetof(LinearJobsArgs, max_sampled_rows) == 84);
 static_assert(offsetof(LinearJobsArgs, softcap) == 88);
 static_assert(offsetof(LinearJobsArgs, scale) == 92);
 static_assert(offsetof(LinearJobsArgs, format) == 96);
@@ -1221,7 +1221,7 @@ static_assert(offsetof(AttentionJobsArgs, scores) == 100);
 
 struct EmbedRowsArgs {
   uint64_t table;  // bf16 [last_token - first_token, k]
-  uint64_t out;  // f32 [owned rows, out_stride], beginning at this rank's slot
+  uint64_t out;  // f32 [owned rows, out_stride], beginning at this rank's part
   uint64_t batch;
   uint32_t k;
   uint32_t out_stride;
@@ -1238,20 +1238,20 @@ static_assert(offsetof(EmbedRowsArgs, first_token) == 32);
 static_assert(offsetof(EmbedRowsArgs, last_token) == 36);
 
 struct ReduceRowsArgs {
-  uint64_t parts;  // f32 [owned rows, slots * k]
+  uint64_t parts;  // f32 [owned rows, parts * k]
   uint64_t x;  // f32 [owned rows, k], the residual stream
   uint64_t out;  // activations of k columns
   uint64_t batch;
   uint32_t k;
   uint32_t parts_stride;  // elements of a row of `parts`
   uint32_t num_ranks;
-  uint32_t slots_per_rank;
-  uint32_t num_splits;  // slots of each rank that are added up: its first ones
-  uint32_t add;
+  uint32_t parts_per_rank;
+  uint32_t num_k_splits;  // parts of each rank that are added up: its first ones
+  uint32_t accumulates;
   uint32_t tiled;
   float eps;
   uint64_t post_norm;  // f32 [k]; 0: none
-  uint32_t unnormalized;  // 1: out is x itself
+  uint32_t skips_rms;  // 1: out is x itself
   uint32_t pad;
   uint64_t input_norm;  // f32 [k], host only; 0: none
 };
@@ -1263,13 +1263,13 @@ static_assert(offsetof(ReduceRowsArgs, batch) == 24);
 static_assert(offsetof(ReduceRowsArgs, k) == 32);
 static_assert(offsetof(ReduceRowsArgs, parts_stride) == 36);
 static_assert(offsetof(ReduceRowsArgs, num_ranks) == 40);
-static_assert(offsetof(ReduceRowsArgs, slots_per_rank) == 44);
-static_assert(offsetof(ReduceRowsArgs, num_splits) == 48);
-static_assert(offsetof(ReduceRowsArgs, add) == 52);
+static_assert(offsetof(ReduceRowsArgs, parts_per_rank) == 44);
+static_assert(offsetof(ReduceRowsArgs, num_k_splits) == 48);
+static_assert(offsetof(ReduceRowsArgs, accumulates) == 52);
 static_assert(offsetof(ReduceRowsArgs, tiled) == 56);
 static_assert(offsetof(ReduceRowsArgs, eps) == 60);
 static_assert(offsetof(ReduceRowsArgs, post_norm) == 64);
-static_assert(offsetof(ReduceRowsArgs, unnormalized) == 72);
+static_assert(offsetof(ReduceRowsArgs, skips_rms) == 72);
 static_assert(offsetof(ReduceRowsArgs, pad) == 76);
 static_assert(offsetof(ReduceRowsArgs, input_norm) == 80);
 
@@ -1295,7 +1295,7 @@ struct ArgmaxRowsArgs {
   uint64_t logits;  // f32 [num_rows, stride]; this rank has n of its columns
   uint64_t out;  // Candidate [num_parts, num_rows]
   uint64_t batch;
-  uint32_t n;
+  uint32_t num_cols;
   uint32_t stride;
   uint32_t num_parts;
   uint32_t first_token;
@@ -1306,7 +1306,7 @@ static_assert(sizeof(ArgmaxRowsArgs) == 48);
 static_assert(offsetof(ArgmaxRowsArgs, logits) == 0);
 static_assert(offsetof(ArgmaxRowsArgs, out) == 8);
 static_assert(offsetof(ArgmaxRowsArgs, batch) == 16);
-static_assert(offsetof(ArgmaxRowsArgs, n) == 24);
+static_assert(offsetof(ArgmaxRowsArgs, num_cols) == 24);
 static_assert(offsetof(ArgmaxRowsArgs, stride) == 28);
 static_assert(offsetof(ArgmaxRowsArgs, num_parts) == 32);
 static_assert(offsetof(ArgmaxRowsArgs, first_token) == 36);
@@ -1318,11 +1318,11 @@ struct PostNormArgs {
   uint64_t weight;  // f32 [n], for this task's columns
   uint64_t x;  // f32 columns of every row
   uint64_t out_bf16;  // bf16 columns of every row, x rounded; 0: none
-  uint64_t reset;  // columns to be reset, laid out as `out_bf16`; 0: none
+  uint64_t lamport_reset;  // columns to be reset, laid out as `out_bf16`; 0: none
   uint64_t batch;
   uint32_t k;
   uint32_t col_begin;  // this task's first column of y
-  uint32_t n;  // columns of this task
+  uint32_t num_cols;  // columns of this task
   uint32_t y_stride;  // elements
   uint32_t x_stride;
   uint32_t out_bf16_stride;
@@ -1335,11 +1335,11 @@ static_assert(offsetof(PostNormArgs, y) == 0);
 static_assert(offsetof(PostNormArgs, weight) == 8);
 static_assert(offsetof(PostNormArgs, x) == 16);
 static_assert(offsetof(PostNormArgs, out_bf16) == 24);
-static_assert(offsetof(PostNormArgs, reset) == 32);
+static_assert(offsetof(PostNormArgs, lamport_reset) == 32);
 static_assert(offsetof(PostNormArgs, batch) == 40);
 static_assert(offsetof(PostNormArgs, k) == 48);
 static_assert(offsetof(PostNormArgs, col_begin) == 52);
-static_assert(offsetof(PostNormArgs, n) == 56);
+static_assert(offsetof(PostNormArgs, num_cols) == 56);
 static_assert(offsetof(PostNormArgs, y_stride) == 60);
 static_assert(offsetof(PostNormArgs, x_stride) == 64);
 static_assert(offsetof(PostNormArgs, out_bf16_stride) == 68);
@@ -1353,13 +1353,13 @@ struct ScaledLinearArgs {
   uint64_t bias;
   uint64_t out;
   uint64_t out_bf16;
-  uint64_t reset;
+  uint64_t lamport_reset;
   uint64_t batch;
   uint64_t logits;
   uint64_t x_squares;  // f32 [rows, num_squares], which add up to a row's sum of squares; 0: none
   InputNormArgs input_norm;  // norm of the operator that reads `out`
   uint32_t k;
-  uint32_t n;
+  uint32_t num_features;
   uint32_t x_stride;
   uint32_t out_stride;
   uint32_t out_bf16_stride;
@@ -1381,13 +1381,13 @@ static_assert(offsetof(ScaledLinearArgs, weight) == 8);
 static_assert(offsetof(ScaledLinearArgs, bias) == 16);
 static_assert(offsetof(ScaledLinearArgs, out) == 24);
 static_assert(offsetof(ScaledLinearArgs, out_bf16) == 32);
-static_assert(offsetof(ScaledLinearArgs, reset) == 40);
+static_assert(offsetof(ScaledLinearArgs, lamport_reset) == 40);
 static_assert(offsetof(ScaledLinearArgs, batch) == 48);
 static_assert(offsetof(ScaledLinearArgs, logits) == 56);
 static_assert(offsetof(ScaledLinearArgs, x_squares) == 64);
 static_assert(offsetof(ScaledLinearArgs, input_norm) == 72);
 static_assert(offsetof(ScaledLinearArgs, k) == 96);
-static_assert(offsetof(ScaledLinearArgs, n) == 100);
+static_assert(offsetof(ScaledLinearArgs, num_features) == 100);
 static_assert(offsetof(ScaledLinearArgs, x_stride) == 104);
 static_assert(offsetof(ScaledLinearArgs, out_stride) == 108);
 static_assert(offsetof(ScaledLinearArgs, out_bf16_stride) == 112);
@@ -1409,10 +1409,10 @@ enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR =
 struct DefaultTaskTraits {
   static constexpr bool STREAMS_WEIGHTS = false;
   static constexpr bool POLLS_INPUTS = false;
-  static constexpr bool PREPARES = false;
+  static constexpr bool HAS_PROLOGUE = false;
   static constexpr bool RESETS_ROWS = false;
   static constexpr bool COUNTS_WORK_ITEMS = false;
-  static constexpr bool RUNS_SHARES = false;
+  static constexpr bool LOOPS_OVER_INSTANCES = false;
   static constexpr bool MAY_IDLE = false;
   static constexpr bool RUNS_ON_SCHEDULER = false;
   static constexpr uint32_t HOT_VARIANTS = 0;
@@ -1436,7 +1436,7 @@ struct TaskTraits<TaskType::SUM> : DefaultTaskTraits {
   using Args = SumArgs;
   static constexpr bool POLLS_INPUTS = true;
   static constexpr bool RESETS_ROWS = true;
-  static constexpr bool may_complete_early(const Args& args) { return args.polls; }
+  static constexpr bool may_complete_early(const Args& args) { return args.polls_blocks; }
   static constexpr uint32_t EARLY_ROWS = 8u;  // complete early with more rows than that
   static constexpr uint32_t CODE_PATH = 3u, HOT_VARIANTS = 1u;
 };
@@ -1458,7 +1458,7 @@ struct TaskTraits<TaskType::ATTENTION> : DefaultTaskTraits {
   using Args = AttentionArgs;
   static constexpr bool POLLS_INPUTS = true;
   static constexpr bool COUNTS_WORK_ITEMS = true;
-  static constexpr bool RUNS_SHARES = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
   static constexpr uint32_t CODE_PATH = 1u, HOT_VARIANTS = 1u;
 };
 template <>
@@ -1499,41 +1499,41 @@ struct TaskTraits<TaskType::SAMPLE_ROW> : DefaultTaskTraits {
 template <>
 struct TaskTraits<TaskType::LINEAR_JOBS> : DefaultTaskTraits {
   using Args = LinearJobsArgs;
-  static constexpr bool PREPARES = true;
-  static constexpr bool RUNS_SHARES = true;
+  static constexpr bool HAS_PROLOGUE = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
 };
 template <>
 struct TaskTraits<TaskType::APPEND_KV> : DefaultTaskTraits {
   using Args = AppendKvArgs;
-  static constexpr bool PREPARES = true;
-  static constexpr bool RUNS_SHARES = true;
+  static constexpr bool HAS_PROLOGUE = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
 };
 template <>
 struct TaskTraits<TaskType::ATTENTION_JOBS> : DefaultTaskTraits {
   using Args = AttentionJobsArgs;
-  static constexpr bool PREPARES = true;
-  static constexpr bool RUNS_SHARES = true;
+  static constexpr bool HAS_PROLOGUE = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
 };
 template <>
 struct TaskTraits<TaskType::EMBED_ROWS> : DefaultTaskTraits {
   using Args = EmbedRowsArgs;
-  static constexpr bool RUNS_SHARES = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
 };
 template <>
 struct TaskTraits<TaskType::REDUCE_ROWS> : DefaultTaskTraits {
   using Args = ReduceRowsArgs;
-  static constexpr bool PREPARES = true;
-  static constexpr bool RUNS_SHARES = true;
+  static constexpr bool HAS_PROLOGUE = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
 };
 template <>
 struct TaskTraits<TaskType::SELECT_ROWS> : DefaultTaskTraits {
   using Args = SelectRowsArgs;
-  static constexpr bool RUNS_SHARES = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
 };
 template <>
 struct TaskTraits<TaskType::ARGMAX_ROWS> : DefaultTaskTraits {
   using Args = ArgmaxRowsArgs;
-  static constexpr bool RUNS_SHARES = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
 };
 template <>
 struct TaskTraits<TaskType::POST_NORM> : DefaultTaskTraits {
@@ -1545,7 +1545,7 @@ struct TaskTraits<TaskType::GENERAL_ATTENTION> : DefaultTaskTraits {
   using Args = AttentionArgs;
   static constexpr bool POLLS_INPUTS = true;
   static constexpr bool COUNTS_WORK_ITEMS = true;
-  static constexpr bool RUNS_SHARES = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
 };
 template <>
 struct TaskTraits<TaskType::SCALED_LINEAR> : DefaultTaskTraits {
@@ -1554,10 +1554,10 @@ struct TaskTraits<TaskType::SCALED_LINEAR> : DefaultTaskTraits {
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4; }
 constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7 || type == 24; }
-constexpr bool prepares([[maybe_unused]] uint16_t type) { return type == 15 || type == 16 || type == 17 || type == 19; }
+constexpr bool has_prologue([[maybe_unused]] uint16_t type) { return type == 15 || type == 16 || type == 17 || type == 19; }
 constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7 || type == 22; }
 constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6 || type == 24; }
-constexpr bool runs_shares([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24; }
+constexpr bool loops_over_instances([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24; }
 constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14; }
 constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
 constexpr uint32_t NUM_HOT_PATHS = 20u;
@@ -1624,7 +1624,7 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(6, attention, AttentionArgs) \
   X(7, combine, CombineArgs) \
   X(24, general_attention, AttentionArgs)
-#define DISTMK_TASK_TYPES_PREPARES(X) \
+#define DISTMK_TASK_TYPES_HAS_PROLOGUE(X) \
   X(15, linear_jobs, LinearJobsArgs) \
   X(16, append_kv, AppendKvArgs) \
   X(17, attention_jobs, AttentionJobsArgs) \
@@ -1638,7 +1638,7 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
 #define DISTMK_TASK_TYPES_COUNTS_WORK_ITEMS(X) \
   X(6, attention, AttentionArgs) \
   X(24, general_attention, AttentionArgs)
-#define DISTMK_TASK_TYPES_RUNS_SHARES(X) \
+#define DISTMK_TASK_TYPES_LOOPS_OVER_INSTANCES(X) \
   X(6, attention, AttentionArgs) \
   X(15, linear_jobs, LinearJobsArgs) \
   X(16, append_kv, AppendKvArgs) \

@@ -22,7 +22,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 def escaped(text: str) -> str:
     """`text` with control characters as Python's escapes, such as \\x1b; tabs and line feeds stay."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def show(text: str, end: str = "\n") -> None:

@@ -89,11 +89,11 @@ class Watch:
 
     def during(self, begin_s: float, end_s: float) -> dict[str, float]:
         """Milliseconds of each kind of event between two times."""
-        found: dict[str, float] = {}
+        spent_ms: dict[str, float] = {}
         for kind, began_s, ended_s in self.spans:
             if (shared_s := min(ended_s, end_s) - max(began_s, begin_s)) > 0:
-                found[kind] = round(found.get(kind, 0.0) + 1e3 * shared_s, 1)
-        return found
+                spent_ms[kind] = round(spent_ms.get(kind, 0.0) + 1e3 * shared_s, 1)
+        return spent_ms
 
     def longest_ms(self, kind: str) -> float:
         return round(

@@ -87,12 +87,12 @@ def time_ours(arguments: argparse.Namespace) -> tuple[dict[str, Any], ModelConfi
         skip_tokenizer_init=True,
         idle_exit_s=None,
     ) as llm:
-        found: dict[str, Any] = {"model": arguments.model, "backend": llm.backend, "ranks": llm.tensor_parallel_size}
-        found["first_token_ms"] = {
+        result: dict[str, Any] = {"model": arguments.model, "backend": llm.backend, "ranks": llm.tensor_parallel_size}
+        result["first_token_ms"] = {
             n: median_ms(lambda salt, n=n: first_token_s(llm, n, salt), arguments.repeats) for n in lengths
         }
-        found["requests_s"] = {n: round(requests_s(llm, n), 3) for n in numbers(arguments.requests)}
-        return found, llm.engine.config, llm.backend
+        result["requests_s"] = {n: round(requests_s(llm, n), 3) for n in numbers(arguments.requests)}
+        return result, llm.engine.config, llm.backend
 
 
 def time_peer(config: ModelConfig, lengths: list[int], repeats: int, device: str) -> dict[int, float]:
@@ -117,14 +117,14 @@ def time_peer(config: ModelConfig, lengths: list[int], repeats: int, device: str
 
 def main() -> int:
     arguments = parse()
-    found, config, backend = time_ours(arguments)
+    result, config, backend = time_ours(arguments)
     if launcher_rank():
         return 0
     if arguments.peer:
         lengths = numbers(arguments.lengths)
-        found["peer_ms"] = time_peer(config, lengths, arguments.repeats, "cuda" if backend == "cuda" else "cpu")
-        found["peer_over_ours"] = {n: round(found["peer_ms"][n] / found["first_token_ms"][n], 2) for n in lengths}
-    print(json.dumps(found), flush=True)
+        result["peer_ms"] = time_peer(config, lengths, arguments.repeats, "cuda" if backend == "cuda" else "cpu")
+        result["peer_over_ours"] = {n: round(result["peer_ms"][n] / result["first_token_ms"][n], 2) for n in lengths}
+    print(json.dumps(result), flush=True)
     return 0
 
 

@@ -44,12 +44,12 @@ class Context {
   // Takes over what inputs_ready() has returned in another context of this task.
   DISTMK_FN void set_ready(bool ready) { ready_ = ready; }
 
-  // First call of a body that prepares (Task.prepares). Afterwards the body may read the batch and everything written
-  // before the batch. It may also use the shared memory of bodies. All warps have left the worker's previous task,
-  // whose copies have landed by then, and the loader fills the stages for a product in jobs only once the consumers
-  // have entered it. Returns false if the launch is over; the body then returns. If inputs_ready() is false later, the
-  // body first waits for its own copies into shared memory.
-  DISTMK_FN bool begin_preparing() {
+  // First call of a body with a prologue (Task.has_prologue). Afterwards the body may read the batch and everything
+  // written before the batch. It may also use the shared memory of bodies. All warps have left the worker's previous
+  // task, whose copies have landed by then, and the loader fills the stages for a product in jobs only once the
+  // consumers have entered it. Returns false if the launch is over; the body then returns. If inputs_ready() is false
+  // later, the body first waits for its own copies into shared memory.
+  DISTMK_FN bool begin_prologue() {
     start_.wait_previous();
     return has_batch() || inputs_ready();
   }

@@ -17,7 +17,7 @@ DISTMK_FN void begin_turn(LaunchParams& params, uint32_t program) {
   // program has had no turn yet, the event is 1 from the start of the launch.
   const uint64_t started = header->events_heap_offset + header->iteration_event * EVENT_STRIDE_BYTES;
   params.first_iteration = load_relaxed(reinterpret_cast<const uint64_t*>(heap + started)) - 1;
-  params.prepared = 1;
+  params.has_first_batch = 1;
 }
 
 // Programs are numbered in ascending order of their row buckets, the most rows that an iteration carries.

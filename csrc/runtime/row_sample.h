@@ -14,7 +14,7 @@ class SampledRows {
   template <class Args>
   DISTMK_FN SampledRows(const RankState& state, const Args& args)
       : batch_(*state.batch(args.batch)),
-        jobs_(args.job_batch ? reinterpret_cast<const JobBatch*>(state.address(args.batch)) : nullptr) {}
+        jobs_(args.is_job_batch ? reinterpret_cast<const JobBatch*>(state.address(args.batch)) : nullptr) {}
 
   DISTMK_FN uint32_t count() const { return batch_.num_rows; }
   DISTMK_FN BatchRow operator[](uint32_t row) const {

@@ -141,10 +141,12 @@ class Scheduler {
   }
 
   // Whether the batch of this iteration exists already: the program that had the turn before has made it.
-  DISTMK_FN bool is_prepared() const { return state_.params->prepared && iteration_ == state_.params->first_iteration; }
+  DISTMK_FN bool has_batch() const {
+    return state_.params->has_first_batch && iteration_ == state_.params->first_iteration;
+  }
 
   DISTMK_FN bool run_here(bool met) {
-    if (is_mine_ && !is_prepared()) {
+    if (is_mine_ && !has_batch()) {
       if (!met) return false;
       start_ns_ = tracer_.now();
       const uint64_t body_end_ns = run_scheduler_step(state_, team_, task_, iteration_, postponed_);

@@ -7,12 +7,12 @@
 
 namespace distmk {
 
-// Whether every split has `min_split` positions and begins at a multiple of that, whatever else the batch holds. The
-// arithmetic of a row is then the same in any batch and with any chunking of its prompt. Positions before a window are
-// in splits, too. `Args`: of attention or of a combine.
+// Whether every split has `min_kv_split_len` positions and begins at a multiple of that, whatever else the batch holds.
+// The arithmetic of a row is then the same in any batch and with any chunking of its prompt. Positions before a window
+// are in splits, too. `Args`: of attention or of a combine.
 template <class Args>
 DISTMK_FN bool has_fixed_splits(const Args& args) {
-  return !args.split_budget;
+  return !args.kv_split_budget;
 }
 
 // Whether the combine is fused into the GEMVs that consume attention's output. It is if the batch is one row that sees
@@ -21,47 +21,49 @@ template <class Args>
 DISTMK_FN bool fuses_combine(const Args& args, uint32_t num_rows, const BatchRun& run) {
   return num_rows == 1 && num_seen(args.window, run, 1) <= args.fused_combine_len;
 }
-DISTMK_FN uint32_t max_fused_splits(uint32_t max_splits) {
-  return max_splits < COMBINE_WIDTH ? max_splits : COMBINE_WIDTH;
+DISTMK_FN uint32_t max_fused_splits(uint32_t max_kv_splits) {
+  return max_kv_splits < COMBINE_WIDTH ? max_kv_splits : COMBINE_WIDTH;
 }
 
 // Number of splits of each run. All runs share a budget in proportion to the positions that they see, so that all
-// splits are about equally long and no worker has two. A split has at least `min_split` positions. All lanes of a warp
-// call this together.
+// splits are about equally long and no worker has two. A split has at least `min_kv_split_len` positions. All lanes of
+// a warp call this together.
 class Splits {
  public:
   template <class Args>  // of attention or of a combine
   DISTMK_FN Splits(const Args& args, const Batch& batch)
-      : budget_(args.split_budget),
-        min_split_(args.min_split),
+      : budget_(args.kv_split_budget),
+        min_kv_split_len_(args.min_kv_split_len),
         window_(args.window),
-        max_splits_(fuses_combine(args, batch.num_rows, batch.runs[0]) ? max_fused_splits(args.max_splits)
-                                                                       : args.max_splits) {
+        max_kv_splits_(fuses_combine(args, batch.num_rows, batch.runs[0]) ? max_fused_splits(args.max_kv_splits)
+                                                                          : args.max_kv_splits) {
     static_assert(MAX_ROWS <= 32, "");
     total_ = sum_of_sizes(batch.num_runs, [&](uint32_t run) { return num_seen(window_, batch.runs[run]); });
   }
 
   DISTMK_FN uint32_t of(const BatchRun& run) const {
-    if (!budget_) return (static_cast<uint32_t>(run.kv_len) + min_split_ - 1) / min_split_;
+    if (!budget_) return (static_cast<uint32_t>(run.kv_len) + min_kv_split_len_ - 1) / min_kv_split_len_;
     const uint32_t length = num_seen(window_, run);
-    return bounded(length == total_ ? budget_ : length * budget_ / total_, min_split_, max_splits_,
+    return bounded(length == total_ ? budget_ : length * budget_ / total_, min_kv_split_len_, max_kv_splits_,
                    length);  // division is slow
   }
 
   // Splits of a batch-1 row whose combine is fused.
   template <class Args>
   DISTMK_FN static uint32_t of_fused(const Args& args, const BatchRun& run) {
-    return bounded(args.split_budget, args.min_split, max_fused_splits(args.max_splits), num_seen(args.window, run, 1));
+    return bounded(args.kv_split_budget, args.min_kv_split_len, max_fused_splits(args.max_kv_splits),
+                   num_seen(args.window, run, 1));
   }
 
  private:
-  uint32_t budget_, min_split_, window_, max_splits_, total_ = 0;
+  uint32_t budget_, min_kv_split_len_, window_, max_kv_splits_, total_ = 0;
 
   // Numbers above COMBINE_WIDTH are rounded down to a multiple of it.
-  DISTMK_FN static uint32_t bounded(uint32_t wanted, uint32_t min_split, uint32_t max_splits, uint32_t length) {
+  DISTMK_FN static uint32_t bounded(uint32_t wanted, uint32_t min_kv_split_len, uint32_t max_kv_splits,
+                                    uint32_t length) {
     if (!wanted) wanted = 1;
-    if (wanted > max_splits) wanted = max_splits;
-    if (length <= (wanted - 1) * min_split) wanted = (length + min_split - 1) / min_split;
+    if (wanted > max_kv_splits) wanted = max_kv_splits;
+    if (length <= (wanted - 1) * min_kv_split_len) wanted = (length + min_kv_split_len - 1) / min_kv_split_len;
     return wanted < COMBINE_WIDTH ? wanted : wanted / COMBINE_WIDTH * COMBINE_WIDTH;
   }
 };
@@ -74,7 +76,7 @@ constexpr uint32_t KV_TILE = 16;
 // end where a whole split would, which may be past kv_len.
 template <class Args>
 DISTMK_FN uint32_t split_begin(const Args& args, const BatchRun& run, uint32_t s, uint32_t n) {
-  if (has_fixed_splits(args)) return s * args.min_split;
+  if (has_fixed_splits(args)) return s * args.min_kv_split_len;
   const uint32_t length = num_seen(args.window, run), first = static_cast<uint32_t>(run.kv_len) - length;
   const uint32_t begin = first + length * s / n;  // the product of length and splits fits 32 bits
   return s && s < n && length >= KV_TILE * n ? begin / KV_TILE * KV_TILE : begin;
@@ -113,19 +115,19 @@ struct CombineSlice {
 
 // Partials are f32 [slice, row, split, PARTIAL_FLOATS]. Returns the offset, in floats, of a row's split within its
 // slice.
-DISTMK_FN uint64_t partial_begin(uint32_t row, uint32_t split, uint32_t max_splits) {
-  return uint64_t{row * max_splits + split} * PARTIAL_FLOATS;
+DISTMK_FN uint64_t partial_begin(uint32_t row, uint32_t split, uint32_t max_kv_splits) {
+  return uint64_t{row * max_kv_splits + split} * PARTIAL_FLOATS;
 }
 // The offset, in floats, from the first slice on.
-DISTMK_FN uint64_t partial_of_slice(uint32_t slice, uint32_t row, uint32_t split, uint32_t max_splits) {
-  return partial_begin(slice * MAX_ROWS + row, split, max_splits);
+DISTMK_FN uint64_t partial_of_slice(uint32_t slice, uint32_t row, uint32_t split, uint32_t max_kv_splits) {
+  return partial_begin(slice * MAX_ROWS + row, split, max_kv_splits);
 }
-DISTMK_FN uint64_t slice_floats(uint32_t max_splits) { return uint64_t{MAX_ROWS} * max_splits * PARTIAL_FLOATS; }
+DISTMK_FN uint64_t slice_floats(uint32_t max_kv_splits) { return uint64_t{MAX_ROWS} * max_kv_splits * PARTIAL_FLOATS; }
 
 // Fused partials are bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]. Returns the offset, in elements, of a head's
 // split.
-DISTMK_FN uint32_t fused_partial_begin(uint32_t head, uint32_t split, uint32_t max_splits, uint32_t head_dim) {
-  return (head * max_fused_splits(max_splits) + split) * (FUSED_PARTIAL_HEADER + head_dim);
+DISTMK_FN uint32_t fused_partial_begin(uint32_t head, uint32_t split, uint32_t max_kv_splits, uint32_t head_dim) {
+  return (head * max_fused_splits(max_kv_splits) + split) * (FUSED_PARTIAL_HEADER + head_dim);
 }
 
 // The run that a row belongs to. The search starts at run `row`, because most runs have one row.

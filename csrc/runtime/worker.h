@@ -20,7 +20,7 @@ struct Action {
 
 // Whether a body may be entered before its task's waits are met, because it calls inputs_ready() itself.
 DISTMK_FN constexpr bool begins_early(uint16_t type) {
-  return StartSignal::EARLY && (polls_inputs(type) || prepares(type));
+  return StartSignal::EARLY && (polls_inputs(type) || has_prologue(type));
 }
 
 // Decides what a worker does next. `Tasks` is the source of task descriptors (runtime/task_source.h).

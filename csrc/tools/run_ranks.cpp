@@ -121,12 +121,12 @@ struct Options {
 };
 
 // How each rank reaches every other rank: by its heap's address or, on another node of `node_size` ranks, by a socket.
-struct Ways {
+struct Routes {
   std::vector<std::vector<uint64_t>> bases;  // by rank; 0: far
   std::vector<std::vector<int>> sockets;     // by rank; -1: near
   std::vector<uint32_t> networks;            // by rank
 
-  Ways(const std::vector<uint64_t>& heaps, uint32_t node_size)
+  Routes(const std::vector<uint64_t>& heaps, uint32_t node_size)
       : bases(heaps.size(), heaps), sockets(heaps.size(), std::vector<int>(heaps.size(), -1)), networks(heaps.size()) {
     for (uint32_t rank = 0; node_size && rank < heaps.size(); ++rank)
       for (uint32_t other = 0; other < rank; ++other) {
@@ -175,8 +175,8 @@ int main(int argc, char** argv) {
     }
     heaps.push_back(reinterpret_cast<uint64_t>(allocate(header->heap_bytes)));
   }
-  Ways ways(heaps, options.far);
-  if (options.far) ways.open(programs, heaps);
+  Routes routes(heaps, options.far);
+  if (options.far) routes.open(programs, heaps);
   std::vector<LaunchParams> params(num_ranks);
   std::vector<std::vector<distmk::WaitRecordABI>> records;
   std::vector<void*> launches;
@@ -186,8 +186,8 @@ int main(int argc, char** argv) {
     LaunchParams& p = params[rank];
     p = {};
     p.program = reinterpret_cast<uint64_t>(header);
-    p.heap_bases = reinterpret_cast<uint64_t>(ways.bases[rank].data());
-    p.network = ways.networks[rank];
+    p.heap_bases = reinterpret_cast<uint64_t>(routes.bases[rank].data());
+    p.network = routes.networks[rank];
     p.local_base = reinterpret_cast<uint64_t>(allocate(header->local_bytes));
     p.records = reinterpret_cast<uint64_t>(records.back().data());
     p.requests = reinterpret_cast<uint64_t>(requests.requests.data());
@@ -226,7 +226,7 @@ int main(int argc, char** argv) {
                 static_cast<unsigned long long>(aborted));
     status |= aborted != 0;
   }
-  ways.close();
+  routes.close();
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
     std::free(reinterpret_cast<void*>(heaps[rank]));
     std::free(reinterpret_cast<void*>(params[rank].local_base));

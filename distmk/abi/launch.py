@@ -95,7 +95,7 @@ class HostCounts(ctypes.Structure):
 class LaunchParams(ctypes.Structure):
     """The parameters of a launch. Pointers are valid in the launching process.
 
-    The turn of another program has a copy with its own `program`, `first_iteration` and `prepared`.
+    The turn of another program has a copy with its own `program`, `first_iteration` and `has_first_batch`.
     """
 
     _fields_ = [
@@ -112,7 +112,7 @@ class LaunchParams(ctypes.Structure):
         ("host_counts", c_uint64),  # HostCounts*
         ("eos_ids", c_uint64),
         ("keeps_cache", c_uint16),  # 1: cached pages of the last launch are still valid
-        ("prepared", c_uint16),  # 1: the first iteration's batch was made in the turn before
+        ("has_first_batch", c_uint16),  # 1: the first iteration's batch was made in the turn before
         ("prompt_stride", c_uint32),
         ("command_capacity", c_uint32),
         ("num_eos", c_uint16),

@@ -76,25 +76,25 @@ def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[
     folder = env.cache_dir()
     target = folder / file_name
     require_trusted(folder)
-    found, _ = _find(target, read)
-    if found is not None:
+    value, _ = _find(target, read)
+    if value is not None:
         tell(f"{target} is taken from the cache", "debug")
-        return found
+        return value
     own_folder(folder)
     try:
         with progress(doing), locked(folder / f"{file_name}.lock"):
-            found, fault = _find(target, read)
-            if found is None:
+            value, fault = _find(target, read)
+            if value is None:
                 if fault not in (MISSING, NO_DIGEST):
                     tell(f"{target} {fault}; making it anew", "warning")
                 with nvtx_range(doing):
                     _make(target, make)
-                found, fault = _find(target, read)
+                value, fault = _find(target, read)
     except OSError as error:
         raise cannot_write(folder, error) from None
-    if found is None:
+    if value is None:
         raise BuildError(f"{target} cannot be read back: it {fault}; set DISTMK_CACHE to a folder on another disk")
-    return found
+    return value
 
 
 def compiler_env(scratch: Path) -> dict[str, str]:

@@ -41,13 +41,13 @@ class _Untrusted(Exception):
 def fault_of(path: Path) -> str | None:
     """Why the file at `path` must not be loaded, as words to follow its name (`MISSING`: there is no file); None: it may be."""
     try:
-        found = _digest(path)
-        told = read_text(_digest_of(path))
+        digest = _digest(path)
+        recorded = read_text(_digest_of(path))
     except _Untrusted as untrusted:
         return str(untrusted)
-    if told is None:
+    if recorded is None:
         return NO_DIGEST
-    return None if told.split()[:1] == [found] else "differs from its digest"
+    return None if recorded.split()[:1] == [digest] else "differs from its digest"
 
 
 def read_text(path: Path) -> str | None:

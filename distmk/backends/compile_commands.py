@@ -97,13 +97,13 @@ def device_commands(generated: Path) -> Iterator[list[str]]:
 def as_clang(command: Sequence[str | Path], home: Path) -> list[str]:
     """The clang command for a command of nvcc. `home`: the folder of CUDA."""
     # Without the device library, which is needed only for linking.
-    found = ["clang++", "-x", "cuda", f"--cuda-path={home}", "-nogpulib"]
+    clang = ["clang++", "-x", "cuda", f"--cuda-path={home}", "-nogpulib"]
     words = iter([str(word) for word in command[1:]])
     for word in words:
         if word == "-Xptxas":
             next(words)
         elif word == "-gencode":
-            found.append(f"--offload-arch={next(words).rpartition('=')[2]}")
+            clang.append(f"--offload-arch={next(words).rpartition('=')[2]}")
         elif flag := CLANG_FLAGS.get(word, word):
-            found.append(flag)
-    return found
+            clang.append(flag)
+    return clang

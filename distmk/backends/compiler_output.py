@@ -21,6 +21,6 @@ _TELLING = (
 def first_error(output: str, own_files: Sequence[Path] = ()) -> str:
     """The line that says what went wrong. If it names none of the user's files, the first line that names one follows."""
     lines = [line.strip() for line in output.splitlines()]
-    told = next((found[0] for says in _TELLING if (found := [line for line in lines if says(line)])), "no output")
+    message = next((errors[0] for says in _TELLING if (errors := [line for line in lines if says(line)])), "no output")
     names_file = [line for line in lines if any(str(path) in line for path in own_files)]
-    return told if told in names_file or not names_file else f"{told} ({names_file[0]})"
+    return message if message in names_file or not names_file else f"{message} ({names_file[0]})"

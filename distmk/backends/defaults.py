@@ -80,16 +80,16 @@ class BackendChoices(TypedDict):
     """The DecodeOptions that follow from the backend."""
 
     tiled: bool
-    min_split: int
+    min_kv_split_len: int
     attention_launch: Literal["massive", "spread"]
 
 
 def backend_choices(backend: str) -> BackendChoices:
     """Options of a program for a backend: how its task bodies read weights, and how attention is launched."""
     if backend == "host":
-        return {"tiled": False, "min_split": 64, "attention_launch": "massive"}
+        return {"tiled": False, "min_kv_split_len": 64, "attention_launch": "massive"}
     # On a GPU, dispatching attention would cost several microseconds in each layer.
-    return {"tiled": True, "min_split": 64, "attention_launch": "spread"}
+    return {"tiled": True, "min_kv_split_len": 64, "attention_launch": "spread"}
 
 
 def choose_model_len(wanted: int | None, config: ModelConfig) -> int:

@@ -189,8 +189,8 @@ class LaunchBlock:
 
     def pages_of(self, entry: int, num_pages: int) -> list[tuple[int, int]]:
         """Page and generation of the first pages of a request, in the order of its tokens."""
-        found: list[tuple[int, int]] = self.pages[entry, 1 : 1 + num_pages].tolist()
-        return found
+        pages: list[tuple[int, int]] = self.pages[entry, 1 : 1 + num_pages].tolist()
+        return pages
 
     def has_room(self, num_commands: int = 1) -> bool:
         """Whether `num_commands` more commands may be sent."""
@@ -261,7 +261,7 @@ class LaunchBlock:
 
     def stuck_waits(self) -> list[StuckWait]:
         """The waits that had not been met when the launch was given up, in program order."""
-        found = []
+        waits = []
         for record in self.records:
             if not record.filled or record.event == abi.NO_EVENT or record.got >= record.want:
                 continue  # told to leave while nothing was missing
@@ -273,8 +273,8 @@ class LaunchBlock:
                     order = -2  # the scheduler step precedes all other tasks
             event = f"{record.event} ({program.event_names[record.event]})"
             expired, worker = bool(record.expired), record.worker
-            found.append(StuckWait(record.iteration, order, expired, worker, task, event, record.want, record.got))
-        return sorted(found, key=lambda wait: (wait.iteration, wait.order))
+            waits.append(StuckWait(record.iteration, order, expired, worker, task, event, record.want, record.got))
+        return sorted(waits, key=lambda wait: (wait.iteration, wait.order))
 
 
 def _max_sequences(program: RankProgram) -> int:

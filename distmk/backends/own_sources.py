@@ -64,12 +64,12 @@ def type_digests(names: Sequence[str]) -> dict[str, str]:
 
     Ranks with the same type get the same digits.
     """
-    found = {}
+    digests = {}
     for cls in find_types(names):
         bodies = [path for path in (_body(cls, "host"), _body(cls, "device")) if path]
         parts = [render([cls]), *(text for _, text in _texts(bodies))]
-        found[cls.type_name] = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-    return found
+        digests[cls.type_name] = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+    return digests
 
 
 def require_bodies(programs: Sequence[RankProgram], platform: Platform, backend: str) -> None:

@@ -52,7 +52,7 @@ def agree_same(bootstrap: Bootstrap, what: str, fingerprints: Mapping[str, str])
     """
     tables: list[dict[str, str]] = gather_json(bootstrap, dict(fingerprints), "fingerprints", {str: str})
     names = list(dict.fromkeys(name for table in tables for name in table))
-    found = []
+    differences = []
     differing = []
     for name in names:
         first = tables[0].get(name)
@@ -61,10 +61,10 @@ def agree_same(bootstrap: Bootstrap, what: str, fingerprints: Mapping[str, str])
             differing.append(name)
             verb = "differs" if len(others) == 1 else "differ"
             shown = f"{_show(tables[others[0]].get(name))} on rank {others[0]}, {_show(first)} on rank 0"
-            found.append(f"{name}: {name_ranks(others)} {verb} from rank 0 ({shown})")
-    if found:
+            differences.append(f"{name}: {name_ranks(others)} {verb} from rank 0 ({shown})")
+    if differences:
         raise UsageError(
-            f"ranks were given different {what}: {'; '.join(found)}; "
+            f"ranks were given different {what}: {'; '.join(differences)}; "
             f"start every rank with the same {', '.join(differing)}"
         )
 

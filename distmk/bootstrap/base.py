@@ -12,7 +12,7 @@ from typing import Literal
 
 from distmk.errors import RankLostError, UsageError, shown
 
-LaunchKind = Literal["single", "local", "mpi", "torch", "slurm"]
+LauncherKind = Literal["single", "local", "mpi", "torch", "slurm"]
 
 TIMEOUT_ENV = "DISTMK_BOOTSTRAP_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 300.0
@@ -26,7 +26,7 @@ MOST_SECONDS = 1e6  # the limit of the kernel's timers
 class Member:
     """A process as its launcher describes it; the local rank and size are None if the launcher does not give them."""
 
-    kind: LaunchKind
+    kind: LauncherKind
     rank: int
     world_size: int
     local_rank: int | None = None
@@ -79,7 +79,7 @@ class Bootstrap(abc.ABC):
     authkey: the secret of this job.
     """
 
-    kind: LaunchKind
+    kind: LauncherKind
     rank: int
     world_size: int
     local_rank: int
@@ -160,10 +160,10 @@ class Bootstrap(abc.ABC):
         """
         return None
 
-    def tell_abort(self, launch: int, reason: int) -> None:  # noqa: B027
+    def send_abort(self, launch: int, reason: int) -> None:  # noqa: B027
         """Tell all other ranks that launch number `launch` is given up. Neither waits long nor raises."""
 
-    def told_abort(self, launch: int) -> int:
+    def abort_reason(self, launch: int) -> int:
         """The reason for which some rank gave up launch number `launch`; 0 if none did. Neither waits nor raises."""
         return 0
 

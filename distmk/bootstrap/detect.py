@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from distmk import parameter_checks
 from distmk.abi import MAX_RANKS
-from distmk.bootstrap.base import Bootstrap, LaunchKind, Member, read_link_timeout_s, read_timeout_s
+from distmk.bootstrap.base import Bootstrap, LauncherKind, Member, read_link_timeout_s, read_timeout_s
 from distmk.bootstrap.keys import AUTHKEY_ENV
 from distmk.bootstrap.local import RANK_ENV, RENDEZVOUS_ENV, WORLD_SIZE_ENV, join_local, start_local
 from distmk.bootstrap.mpi import connect_mpi
@@ -29,7 +29,7 @@ class Launch:
     `launcher` is its name in messages. `world_size` is None if only the MPI library knows it.
     """
 
-    kind: LaunchKind
+    kind: LauncherKind
     launcher: str
     rank: int
     world_size: int | None
@@ -38,7 +38,7 @@ class Launch:
     is_follower: bool = False
 
 
-def detect(num_ranks: int | None = None, env: Mapping[str, str] | None = None) -> LaunchKind:
+def detect(num_ranks: int | None = None, env: Mapping[str, str] | None = None) -> LauncherKind:
     """Return how the ranks of this job are started. Starts and joins nothing.
 
     `num_ranks` is the number of ranks that the user asked for; `env` is the environment, by default this process's.
@@ -134,15 +134,15 @@ def _alone(env: Mapping[str, str]) -> Launch:
     own GPU and cores.
     """
     try:
-        found = read_launch(None, env)
+        launch = read_launch(None, env)
     except UsageError:  # errors in the variables do not matter here
         return Launch("single", "no launcher", 0, 1)
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    if found.local_rank is None or found.local_size is None:
-        return Launch("single", found.launcher, 0, 1)
-    if visible is not None and len(visible.split(",")) < found.local_size:  # each process is given GPUs of its own
-        return Launch("single", found.launcher, 0, 1)
-    return Launch("single", found.launcher, 0, 1, found.local_rank, found.local_size)
+    if launch.local_rank is None or launch.local_size is None:
+        return Launch("single", launch.launcher, 0, 1)
+    if visible is not None and len(visible.split(",")) < launch.local_size:  # each process is given GPUs of its own
+        return Launch("single", launch.launcher, 0, 1)
+    return Launch("single", launch.launcher, 0, 1, launch.local_rank, launch.local_size)
 
 
 def check_size(num_ranks: int | None, world_size: int | None, launcher: str) -> None:

@@ -72,8 +72,8 @@ def _read_private(path: str) -> str:
     except UsageError as error:
         raise UsageError(f"{AUTHKEY_FILE_ENV}: {error}") from None
     with open(fd, "rb") as file:
-        found = os.fstat(fd)
-        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        status = os.fstat(fd)
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise UsageError(f"{AUTHKEY_FILE_ENV}={path} can be read by other users; chmod 600 it, and own it")
         return file.read(_MOST_DIGITS).decode(errors="replace")
 

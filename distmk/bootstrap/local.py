@@ -24,10 +24,10 @@ from pathlib import Path
 import distmk.errors
 from distmk.bootstrap.base import TIMEOUT_ENV, Launcher, Member
 from distmk.bootstrap.handshake import accept_links
-from distmk.bootstrap.hub import StarHub
 from distmk.bootstrap.keys import AUTHKEY_ENV
 from distmk.bootstrap.rendezvous import join_unix, listen_unix
-from distmk.bootstrap.spoke import StarSpoke
+from distmk.bootstrap.star_leaf import StarLeaf
+from distmk.bootstrap.star_root import StarRoot
 from distmk.errors import RankLostError, UsageError
 from distmk.progress import progress
 
@@ -167,7 +167,7 @@ class Followers(Launcher):
 
 def start_local(
     num_ranks: int, follower_argv: Sequence[str] | None, env: Mapping[str, str], timeout_s: float
-) -> StarHub:
+) -> StarRoot:
     """Become rank 0 of `num_ranks` ranks and start the others.
 
     Raises UsageError if they cannot be started, RankLostError if one ends or does not join within `timeout_s`.
@@ -189,13 +189,13 @@ def start_local(
         except BaseException:
             followers.end(0.0)
             raise
-    hub = StarHub(Member("local", 0, num_ranks), links, bytes.fromhex(authkey), timeout_s, followers)
-    hub.hostnames = [socket.gethostname()] * num_ranks
-    followers.close_at_exit(hub.close)
-    return hub
+    root = StarRoot(Member("local", 0, num_ranks), links, bytes.fromhex(authkey), timeout_s, followers)
+    root.hostnames = [socket.gethostname()] * num_ranks
+    followers.close_at_exit(root.close)
+    return root
 
 
-def join_local(rank: int, world_size: int, env: Mapping[str, str], timeout_s: float) -> StarSpoke:
+def join_local(rank: int, world_size: int, env: Mapping[str, str], timeout_s: float) -> StarLeaf:
     """Become follower `rank` of the job that `env` describes; calls `setup_follower` first.
 
     Raises RankLostError if rank 0 is gone, UsageError if the key is malformed.
@@ -206,9 +206,9 @@ def join_local(rank: int, world_size: int, env: Mapping[str, str], timeout_s: fl
     except ValueError as error:
         raise UsageError(f"{AUTHKEY_ENV} must be hexadecimal; it is set by rank 0 and not meant for users") from error
     link = join_unix(env[RENDEZVOUS_ENV], rank, authkey, timeout_s)
-    spoke = StarSpoke(Member("local", rank, world_size), {0: link}, authkey, timeout_s, Launcher())
-    spoke.hostnames = [socket.gethostname()] * world_size
-    return spoke
+    leaf = StarLeaf(Member("local", rank, world_size), {0: link}, authkey, timeout_s, Launcher())
+    leaf.hostnames = [socket.gethostname()] * world_size
+    return leaf
 
 
 def setup_follower(death_signal: signal.Signals = signal.SIGKILL) -> None:

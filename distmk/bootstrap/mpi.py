@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from distmk.bootstrap.base import Launcher, LaunchKind, Member
+from distmk.bootstrap.base import Launcher, LauncherKind, Member
 from distmk.bootstrap.rendezvous import Introducer, join_star, own_hosts
 from distmk.bootstrap.star import Star
 from distmk.errors import RankLostError, UsageError
@@ -56,21 +56,21 @@ def mpi_world_size() -> int:
 
 
 def connect_mpi(
-    kind: LaunchKind, told_size: int | None, local_rank: int | None, local_size: int | None, timeout_s: float
+    kind: LauncherKind, launcher_size: int | None, local_rank: int | None, local_size: int | None, timeout_s: float
 ) -> Star:
     """Join the ranks of this MPI job; collective.
 
-    `told_size`: the number of ranks according to the launcher's variables, if any.
+    `launcher_size`: the number of ranks according to the launcher's variables, if any.
 
     Raises UsageError if MPI is missing or sees another number of ranks, RankLostError if a rank does not join.
     """
     mpi = load_mpi()
     world = mpi.COMM_WORLD
     member = Member(kind, world.Get_rank(), world.Get_size(), local_rank, local_size)
-    if told_size not in (None, member.world_size):
+    if launcher_size not in (None, member.world_size):
         library = mpi.Get_library_version().split(",")[0].strip()
         raise UsageError(
-            f"the MPI launcher started {told_size} ranks, but mpi4py ({library}) sees {member.world_size}: they "
+            f"the MPI launcher started {launcher_size} ranks, but mpi4py ({library}) sees {member.world_size}: they "
             "belong to different MPI installations; use the mpirun that belongs to the MPI of mpi4py"
         )
 

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from distmk.bootstrap.base import Launcher, Member
 from distmk.bootstrap.handshake import accept_links, join_link
-from distmk.bootstrap.hub import StarHub
 from distmk.bootstrap.keys import UNAUTHENTICATED_ENV, check_key, is_one_host, no_key_error, public_key, read_authkey
 from distmk.bootstrap.link import Link
 from distmk.bootstrap.messages import from_json, gather_json, malformed, to_json
-from distmk.bootstrap.spoke import StarSpoke
 from distmk.bootstrap.star import Star
+from distmk.bootstrap.star_leaf import StarLeaf
+from distmk.bootstrap.star_root import StarRoot
 from distmk.console import tell
 from distmk.errors import RankLostError, UsageError
 from distmk.progress import progress
@@ -51,7 +51,7 @@ class Introducer:
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """The route to rank 0: an abstract Unix socket, or hosts and a port; and the key, if the launcher carries it."""
 
     unix: str = ""
@@ -63,14 +63,14 @@ class Way:
         return to_json(asdict(self))
 
     @staticmethod
-    def decode(payload: bytes) -> Way:
+    def decode(payload: bytes) -> Route:
         """Undo `encode`. DistmkError: the launcher carried something else."""
         shape = {"unix": str, "hosts": [str], "port": int, "authkey": str}
         value = from_json(payload, "the launcher", "address of rank 0", shape)
         named = all(re.fullmatch(_NAME, name) for name in [*value["hosts"], value["unix"] or "none"])
         if not named or not 0 <= value["port"] < 65536 or not re.fullmatch("(?:[0-9a-f]{2})*", value["authkey"]):
             raise malformed("the launcher", "address of rank 0")
-        return Way(value["unix"], tuple(value["hosts"][:_MOST_HOSTS]), value["port"], value["authkey"])
+        return Route(value["unix"], tuple(value["hosts"][:_MOST_HOSTS]), value["port"], value["authkey"])
 
 
 def join_star(
@@ -90,9 +90,9 @@ def join_star(
     env = os.environ if env is None else env
     star: Star
     if member.rank == 0:
-        star = _become_hub(member, introducer, hosts, timeout_s, launcher, env)
+        star = _become_root(member, introducer, hosts, timeout_s, launcher, env)
     else:
-        star = _become_spoke(member, introducer, timeout_s, launcher, env)
+        star = _become_leaf(member, introducer, timeout_s, launcher, env)
     try:
         _exchange_hosts(star, member)
     except BaseException:
@@ -101,32 +101,32 @@ def join_star(
     return star
 
 
-def _become_hub(
+def _become_root(
     member: Member,
     introducer: Introducer,
     hosts: Sequence[str],
     timeout_s: float,
     launcher: Launcher,
     env: Mapping[str, str],
-) -> StarHub:
+) -> StarRoot:
     try:
-        server, way, authkey = _open(member, introducer.is_private, hosts, env)
+        server, route, authkey = _open(member, introducer.is_private, hosts, env)
     except UsageError:
-        introducer.carry(Way().encode())  # so that no other rank waits
+        introducer.carry(Route().encode())  # so that no other rank waits
         raise
     with server:
-        introducer.carry(way.encode())
+        introducer.carry(route.encode())
         # Over a Unix socket the handshake needs no secret: each side learns the user of the other from the kernel.
-        handshake_key = public_key() if way.unix else authkey
+        handshake_key = public_key() if route.unix else authkey
         others = set(range(1, member.world_size))
         with progress(f"waiting for {len(others)} more ranks to join"):
             links = accept_links(server, others, handshake_key, timeout_s, launcher.check_joining)
-    return StarHub(member, links, authkey, timeout_s, launcher)
+    return StarRoot(member, links, authkey, timeout_s, launcher)
 
 
 def _open(
     member: Member, is_private: bool, hosts: Sequence[str], env: Mapping[str, str]
-) -> tuple[socket.socket, Way, bytes]:
+) -> tuple[socket.socket, Route, bytes]:
     """A socket that listens for the other ranks, the route to it, and the job's key. UsageError: the ranks need a key."""
     key, bind = check_key(member, is_private, hosts, env), env.get(UNAUTHENTICATED_ENV)
     authkey = key or secrets.token_bytes(32)
@@ -134,7 +134,7 @@ def _open(
     # Without a key, only a Unix socket shows which user connects.
     if is_one_host(member, hosts) or (key is None and not bind and not is_private):
         server = listen_unix()
-        return server, Way(unix=server.getsockname()[1:].decode(), authkey=carried), authkey
+        return server, Route(unix=server.getsockname()[1:].decode(), authkey=carried), authkey
     if key is None and bind:
         authkey, carried, hosts = public_key(), "", [bind]
         tell(f"warning: {UNAUTHENTICATED_ENV}: whoever reaches {bind} can join")
@@ -142,7 +142,7 @@ def _open(
     address, port = server.getsockname()[:2]
     # On other hosts the name may resolve to another address.
     reachable_at = hosts if address in _ANY or address in hosts else [*hosts, address]
-    return server, Way(hosts=tuple(reachable_at[:_MOST_HOSTS]), port=port, authkey=carried), authkey
+    return server, Route(hosts=tuple(reachable_at[:_MOST_HOSTS]), port=port, authkey=carried), authkey
 
 
 def listen_unix() -> socket.socket:
@@ -171,29 +171,29 @@ def _listen(hosts: Sequence[str], must_bind: bool) -> socket.socket:
     return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
-def _become_spoke(
+def _become_leaf(
     member: Member, introducer: Introducer, timeout_s: float, launcher: Launcher, env: Mapping[str, str]
-) -> StarSpoke:
+) -> StarLeaf:
     key = read_authkey(env)
-    way = Way.decode(introducer.carry(None))
-    if introducer.is_private and way.authkey and key is None:
-        key = bytes.fromhex(way.authkey)
-    if way.unix:
+    route = Route.decode(introducer.carry(None))
+    if introducer.is_private and route.authkey and key is None:
+        key = bytes.fromhex(route.authkey)
+    if route.unix:
         try:
-            link = join_unix(way.unix, member.rank, public_key(), timeout_s)
+            link = join_unix(route.unix, member.rank, public_key(), timeout_s)
         except RankLostError as error:
             raise RankLostError(
                 f"{error}, or on another host; ranks on several hosts need a key (launch/README.md, Who may join)"
             ) from error
-        return StarSpoke(member, {0: link}, key or b"", timeout_s, launcher)
-    if not way.hosts and key is not None:
+        return StarLeaf(member, {0: link}, key or b"", timeout_s, launcher)
+    if not route.hosts and key is not None:
         raise RankLostError("rank 0 cannot let other ranks join; its own message says why")
-    if key is None and way.hosts and env.get(UNAUTHENTICATED_ENV):
+    if key is None and route.hosts and env.get(UNAUTHENTICATED_ENV):
         key = public_key()
     if key is None:
         raise no_key_error()
-    link = reach(way.hosts, way.port, member.rank, key, timeout_s)
-    return StarSpoke(member, {0: link}, key, timeout_s, launcher)
+    link = reach(route.hosts, route.port, member.rank, key, timeout_s)
+    return StarLeaf(member, {0: link}, key, timeout_s, launcher)
 
 
 def join_unix(name: str, rank: int, authkey: bytes, timeout_s: float) -> Link:
@@ -249,11 +249,11 @@ def _exchange_hosts(star: Star, member: Member) -> None:
         # Ranks that have joined over a private Unix socket do not have the key.
         is_private = all(link.is_unix for link in star.links())
         known = to_json({"addresses": _addresses(star), "authkey": star.authkey.hex() if is_private else ""})
-    told = from_json(star.broadcast(known), "rank 0", "addresses of the ranks", {"addresses": [str], "authkey": str})
-    if len(told["addresses"]) != star.world_size or not re.fullmatch("(?:[0-9a-f]{2})*", told["authkey"]):
+    answer = from_json(star.broadcast(known), "rank 0", "addresses of the ranks", {"addresses": [str], "authkey": str})
+    if len(answer["addresses"]) != star.world_size or not re.fullmatch("(?:[0-9a-f]{2})*", answer["authkey"]):
         raise malformed("rank 0", "addresses of the ranks")
-    star.addresses = told["addresses"]
-    star.authkey = star.authkey or bytes.fromhex(told["authkey"])
+    star.addresses = answer["addresses"]
+    star.authkey = star.authkey or bytes.fromhex(answer["authkey"])
     star.hostnames = [host["name"] for host in hosts]
     star.host_ids = [f"{each['name']} {each['boot']} {at}" for each, at in zip(hosts, star.addresses, strict=True)]
     same_host = [rank for rank, host in enumerate(star.host_ids) if host == star.host_ids[star.rank]]

@@ -11,7 +11,7 @@ from functools import partial
 from distmk.bootstrap.base import Bootstrap, Launcher, Member, name_ranks
 from distmk.bootstrap.link import Link, wait
 from distmk.bootstrap.messages import malformed
-from distmk.bootstrap.news import ABORT, LOST, Loss, News, encode_abort, is_malformed, is_unreachable, lost_host
+from distmk.bootstrap.notices import ABORT, LOST, Loss, Notices, encode_abort, is_malformed, is_unreachable, lost_host
 from distmk.errors import RankLostError
 
 # Frame tags of collective calls.
@@ -37,7 +37,7 @@ class Star(Bootstrap):
         self.authkey = authkey
         self._links = dict(sorted(links.items()))
         self._launcher = launcher
-        self._news = News()
+        self._notices = Notices()
         self._owner_pid = os.getpid()
 
     def close(self) -> None:
@@ -64,23 +64,23 @@ class Star(Bootstrap):
 
     def lost_ranks(self) -> list[int]:
         self._listen()
-        if self._news.loss is None:
+        if self._notices.loss is None:
             return [rank for rank, link in self._links.items() if link.ended is not None]  # closed in order
-        return list(self._news.loss.ranks)
+        return list(self._notices.loss.ranks)
 
     @property
     def loss(self) -> str | None:
-        return self._news.loss.text if self._news.loss else None
+        return self._notices.loss.text if self._notices.loss else None
 
-    def tell_abort(self, launch: int, reason: int) -> None:
-        self._news.aborts.setdefault(launch, reason)
+    def send_abort(self, launch: int, reason: int) -> None:
+        self._notices.aborts.setdefault(launch, reason)
         self._tell(ABORT, encode_abort(launch, reason))
 
-    def told_abort(self, launch: int) -> int:
+    def abort_reason(self, launch: int) -> int:
         self._listen()
-        for past in [each for each in self._news.aborts if each < launch]:
-            del self._news.aborts[past]
-        return self._news.aborts.get(launch, 0)
+        for past in [each for each in self._notices.aborts if each < launch]:
+            del self._notices.aborts[past]
+        return self._notices.aborts.get(launch, 0)
 
     def _announce_close(self) -> None:
         """Tell the other ranks that this one closes, without waiting for them."""
@@ -103,22 +103,22 @@ class Star(Bootstrap):
         for rank, link in self._links.items():
             if link.ended is None:
                 self._pump(rank, link)
-        if self._news.loss is not None:
-            self._lose(self._news.loss)
+        if self._notices.loss is not None:
+            self._lose(self._notices.loss)
 
     def _pump(self, rank: int, link: Link) -> None:
         """Take in the frames of `rank` that have arrived, up to the end of the connection, which counts as a loss."""
-        known = set(self._news.aborts)
+        known = set(self._notices.aborts)
         link.pump(partial(self._take, rank))
         if self.rank == 0:
-            for launch in self._news.aborts.keys() - known:
-                self._tell(ABORT, encode_abort(launch, self._news.aborts[launch]), but=rank)
+            for launch in self._notices.aborts.keys() - known:
+                self._tell(ABORT, encode_abort(launch, self._notices.aborts[launch]), but=rank)
         in_order = any(tag == CLOSE for tag, _ in link.inbox)
-        if link.ended is not None and not in_order and self._news.loss is None:
-            self._news.loss = self._find_loss(rank, link)
+        if link.ended is not None and not in_order and self._notices.loss is None:
+            self._notices.loss = self._find_loss(rank, link)
 
     def _take(self, rank: int, tag: bytes, payload: bytes) -> bool:
-        return self._news.take(tag, payload, rank)
+        return self._notices.take(tag, payload, rank)
 
     def _find_loss(self, rank: int, link: Link) -> Loss:
         """The loss behind the end of a connection: of a host, or of all processes that ended together with this one."""
@@ -137,11 +137,11 @@ class Star(Bootstrap):
 
     def _lose(self, loss: Loss, kind: type[RankLostError] = RankLostError) -> RankLostError:
         """Record the loss and, on rank 0, report it to the other ranks."""
-        self._news.loss = self._news.loss or loss
-        self._lost = kind(self._news.loss.text)
+        self._notices.loss = self._notices.loss or loss
+        self._lost = kind(self._notices.loss.text)
         if self.rank == 0:
-            self._tell(LOST, self._news.loss.encode())
-        return kind(self._news.loss.text)
+            self._tell(LOST, self._notices.loss.encode())
+        return kind(self._notices.loss.text)
 
     def _next_frame(self, rank: int) -> tuple[bytes, bytes] | None:
         """The next frame of a collective call from `rank`, if it has arrived. RankLostError: a rank is gone."""
@@ -149,8 +149,8 @@ class Star(Bootstrap):
         if not link.inbox and link.ended is None:
             self._pump(rank, link)
         # Rank 0 reports a loss before it closes because of it.
-        if link.inbox and not (self._news.loss and link.inbox[0][0] == CLOSE):
+        if link.inbox and not (self._notices.loss and link.inbox[0][0] == CLOSE):
             return link.inbox.popleft()
-        if self._news.loss is not None:
-            raise self._lose(self._news.loss)
+        if self._notices.loss is not None:
+            raise self._lose(self._notices.loss)
         return None

@@ -94,12 +94,12 @@ def check_with_progress(program: Program) -> Verdict:
 
 
 def _check_every(programs: Sequence[Program], on_step: Callable[[], None]) -> Verdict:
-    found = [_check(program, shared_pieces(program, programs), on_step) for program in programs]
+    proved = [_check(program, shared_pieces(program, programs), on_step) for program in programs]
     if len(programs) > 1:
         findings = Findings()
-        check_together(programs, [turn for _, turn in found], findings)
+        check_together(programs, [turn for _, turn in proved], findings)
         findings.raise_any()
-    verdicts = [verdict for verdict, _ in found]
+    verdicts = [verdict for verdict, _ in proved]
     return Verdict(*(sum(values) for values in zip(*map(astuple, verdicts), strict=True)))
 
 

@@ -92,9 +92,9 @@ class _Reader:
 
     def _step_args(self) -> Any:
         """The arguments of the scheduler step; None if the program has no such step."""
-        found = np.flatnonzero(self.tables.tasks.launch == LaunchKind.SCHEDULER)
-        rank = int(self.tables.tasks.rank[found[0]]) if len(found) else 0
-        index = self.tables.descriptor_of[rank][found[0] - self.tables.first_task[rank]] if len(found) else None
+        steps = np.flatnonzero(self.tables.tasks.launch == LaunchKind.SCHEDULER)
+        rank = int(self.tables.tasks.rank[steps[0]]) if len(steps) else 0
+        index = self.tables.descriptor_of[rank][steps[0] - self.tables.first_task[rank]] if len(steps) else None
         return None if index is None else decode_args(self.tables.ranks[rank].tasks[int(index)])
 
     def run(self) -> Accesses:
@@ -103,9 +103,9 @@ class _Reader:
         for rank, part in enumerate(self.tables.ranks):
             first = int(self.tables.first_task[rank])
             for task, index in enumerate(self.tables.descriptor_of[rank].tolist(), first):
-                found = self._spans(task, part.tasks[index], rank)
-                spans.append(found)
-                targets.append(frozenset(span.location % num_ranks for span in found if span.write))
+                task_spans = self._spans(task, part.tasks[index], rank)
+                spans.append(task_spans)
+                targets.append(frozenset(span.location % num_ranks for span in task_spans if span.write))
                 is_spread, kind = self.tables.tasks.spread[task], TASK_TYPES[part.tasks[index].type]
                 if is_spread and not kind.writes_peers and targets[-1] - {rank}:
                     text = "writes to other ranks, where a push would count for all instances of its worker"
@@ -144,10 +144,10 @@ class _Reader:
                 kind.check_capacity(args, self.step)
             self.batches.setdefault(getattr(args, "batch", None), task)
         except Exception as error:  # a damaged descriptor may hold any bytes
-            told = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            self.findings.add("bounds", f"{self.tables.describe_task(task)}: arguments cannot be read ({told})")
+            fault = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            self.findings.add("bounds", f"{self.tables.describe_task(task)}: arguments cannot be read ({fault})")
             return ()
-        found: list[Span] = []
+        spans: list[Span] = []
         for access in accesses:
             key = (rank, access)
             if key not in self.known:
@@ -161,12 +161,12 @@ class _Reader:
                     continue
             span = self.known[key]
             if span is not None:
-                found.append(span)
-        if len({span.location for span in found}) < len(found) and (where := overlap_of(found)):
+                spans.append(span)
+        if len({span.location for span in spans}) < len(spans) and (where := overlap_of(spans)):
             name = self.allocations.describe(where.location)[0]
             text = f"writes bytes {where.begin} to {where.end} of a row of {name} that it also accesses otherwise"
             self.findings.add("overlap", f"{self.tables.describe_task(task)} {text}")
-        return tuple(found)
+        return tuple(spans)
 
     def _locate(self, access: Access, rank: int) -> Span | None:
         """The span of an access; None for a read of read-only memory. ValueError: the access has a fault."""

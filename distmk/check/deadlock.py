@@ -46,18 +46,18 @@ class StartGraph:
         begins = np.searchsorted(sources[by_source], np.arange(self.num_nodes + 1)).tolist()
         num_missing = np.bincount(targets, minlength=self.num_nodes).tolist()
         ready = deque(node for node, count in enumerate(num_missing) if count == 0)
-        found = []
+        ordered = []
         while ready:
             node = ready.popleft()
-            found.append(node)
+            ordered.append(node)
             for target in following[begins[node] : begins[node + 1]]:
                 num_missing[target] -= 1
                 if not num_missing[target]:
                     ready.append(target)
-        if len(found) < self.num_nodes:
+        if len(ordered) < self.num_nodes:
             stuck = {node for node, count in enumerate(num_missing) if count}
             findings.add("cycle", self._cycle(sources, targets, stuck))
-        return [node for node in found if node < self.tables.num_tasks]
+        return [node for node in ordered if node < self.tables.num_tasks]
 
     def _add(self, sources: Ints, targets: Ints) -> None:
         self.sources.append(np.asarray(sources, np.int64))

@@ -171,8 +171,8 @@ class HappensBefore:
 
     def _waiters_of(self, event: int, iteration: int) -> Ints:
         """Nodes that start only after `event` has reached its count of `iteration`."""
-        found = self._waiters.get((event, iteration))
-        if found is None:
+        waiters = self._waiters.get((event, iteration))
+        if waiters is None:
             tables, signals = self.tables, self.signals
             nodes = [
                 task + (iteration + lag) * tables.num_tasks
@@ -183,8 +183,8 @@ class HappensBefore:
                 rank = int(tables.event_rank[event])
                 behind = range(int(tables.first_task[rank]), int(tables.first_task[rank + 1]))
                 nodes += [task + iteration * tables.num_tasks for task in behind if task != signals.scheduler_step]
-            found = self._waiters[(event, iteration)] = np.array(nodes, np.int64)
-        return found
+            waiters = self._waiters[(event, iteration)] = np.array(nodes, np.int64)
+        return waiters
 
     def describe(self, node: int) -> str:
         """A task and its iteration, as text."""

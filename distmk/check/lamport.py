@@ -94,7 +94,7 @@ class _Lamport:
         if not self.ranges:
             return
         for task, spans in enumerate(self.spans):
-            here = [found for found in map(self.ranges.get, map(id, spans)) if found]
+            here = [cell_range for cell_range in map(self.ranges.get, map(id, spans)) if cell_range]
             if here:
                 self.by_task[task] = _classified(here)
 
@@ -186,10 +186,10 @@ class _Lamport:
                 if rank not in self.before.pushed[producer]:
                     return False
                 continue
-            found = self.ranges.get(id(span))
-            if found is None or span.resets:
+            cell_range = self.ranges.get(id(span))
+            if cell_range is None or span.resets:
                 return False
-            if any((id(found.cells), cell) not in polled for cell in range(found.first, found.end)):
+            if any((id(cell_range.cells), cell) not in polled for cell in range(cell_range.first, cell_range.end)):
                 return False
             some = True
         return some
@@ -220,11 +220,11 @@ def _cell_ranges(accesses: Accesses, zeroed_heap_bytes: int) -> dict[int, CellRa
 
 
 def _classified(ranges: list[CellRange]) -> LamportAccesses:
-    found = LamportAccesses([], [], [])
+    accesses = LamportAccesses([], [], [])
     for each in ranges:
         span = each.span
         if span.write:
-            (found.resets if span.resets or not each.cells.zeroed else found.publishes).append(each)
+            (accesses.resets if span.resets or not each.cells.zeroed else accesses.publishes).append(each)
         elif span.polls:
-            found.polls.append(each)
-    return found
+            accesses.polls.append(each)
+    return accesses

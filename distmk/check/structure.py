@@ -142,7 +142,7 @@ def _check_spread(tables: ProgramTables, findings: Findings) -> None:
             text = f"begins at worker {tasks.first_worker[task]} of {num_workers}"
             findings.add("spread", f"{tables.describe_task(task)} {text}")
         kind = TASK_TYPES.get(int(tasks.type[task]), Task)
-        if tasks.max_instances[task] > num_workers and not kind.runs_shares:
+        if tasks.max_instances[task] > num_workers and not kind.loops_over_instances:
             text = f"has {tasks.max_instances[task]} instances for {num_workers} workers, and its body runs one"
             findings.add("spread", f"{tables.describe_task(task)} {text}")
         if kind.streams_weights:

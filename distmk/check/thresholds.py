@@ -106,9 +106,11 @@ def _check_barriers(tables: ProgramTables, signals: Signals, findings: Findings)
     for rank, part in enumerate(tables.ranks):
         index = part.header.iteration_event
         if (index == NO_EVENT) != (step is None):
-            found = "no iteration barrier" if index == NO_EVENT else "an iteration barrier"
+            barrier = "no iteration barrier" if index == NO_EVENT else "an iteration barrier"
             runs = "no task" if step is None else tables.describe_task(step)
-            findings.add("iteration barrier", f"rank {rank} has {found}, but {runs} is run by a scheduler to signal it")
+            findings.add(
+                "iteration barrier", f"rank {rank} has {barrier}, but {runs} is run by a scheduler to signal it"
+            )
         elif step is not None and index >= part.header.num_events:
             findings.add("iteration barrier", f"rank {rank}: event {index} is not there")
     if step is None:

@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     own_types = sorted({name for package in arguments.packages for name in import_package(package)})
     if arguments.list or not arguments.arch:
         for architecture in ARCHITECTURES.values():
-            found = built_cubin(architecture.name, own_types)
-            show(f"{architecture.name:<8} {architecture.gpus:<18} {describe(found) if found else 'not compiled yet'}")
+            built = built_cubin(architecture.name, own_types)
+            show(f"{architecture.name:<8} {architecture.gpus:<18} {describe(built) if built else 'not compiled yet'}")
         return 0
     wanted = list(dict.fromkeys(arguments.arch))
     with ThreadPoolExecutor(len(wanted)) as pool:

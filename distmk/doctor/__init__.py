@@ -18,18 +18,18 @@ def examine() -> Iterator[Finding]:
     """Yields the finding of each check as soon as it is made."""
     for name, check in (host.CHECKS | network.CHECKS).items():
         yield _safely(name, check)
-    found: list[gpus.Gpu] = []
+    visible_gpus: list[gpus.Gpu] = []
     why_none = "no GPU here"
     try:
-        found = gpus.read_gpus()
+        visible_gpus = gpus.read_gpus()
     except UsageError as error:
         why_none = str(error)
-    yield _safely("gpus", partial(gpus.check_gpus, found, why_none), "cuda")
+    yield _safely("gpus", partial(gpus.check_gpus, visible_gpus, why_none), "cuda")
     for name, of_gpus in gpus.CHECKS.items():
-        yield _safely(name, partial(of_gpus, found), "cuda")
+        yield _safely(name, partial(of_gpus, visible_gpus), "cuda")
     for name, check in tools.CHECKS.items():
         yield _safely(name, check)
-    yield _safely("kernel", partial(tools.check_kernel, sorted({gpu.capability for gpu in found})), "cuda")
+    yield _safely("kernel", partial(tools.check_kernel, sorted({gpu.capability for gpu in visible_gpus})), "cuda")
 
 
 def is_fit(findings: Sequence[Finding], backend: str) -> bool:

@@ -117,5 +117,5 @@ def _version_line(program: str) -> str:
 
 def _release(text: str) -> str:
     """The release number in a text, like 5.0.11."""
-    found = re.search(r"\d+\.\d+(\.\d+)?", text)
-    return found[0] if found else text
+    match = re.search(r"\d+\.\d+(\.\d+)?", text)
+    return match[0] if match else text

@@ -17,19 +17,19 @@ from distmk.errors import BuildError, UsageError
 
 def check_packages() -> Finding:
     """Packages that the cuda backend imports, except torch, which `gpus.check_driver` checks."""
-    found, absent = [], []
+    present, absent = [], []
     for module, package in CUDA_PACKAGES.items():
         if module == "torch":
             continue
         try:
             importlib.import_module(module)
-            found.append(f"{package} {_version(package)}")
+            present.append(f"{package} {_version(package)}")
         except Exception as error:  # without a driver some packages raise more than ImportError
             absent.append(f"{package} ({first_line(str(error), type(error).__name__)})")
     if absent:
         text = f"cannot be loaded: {', '.join(absent)}; {INSTALL_CUDA}"
         return Finding("cuda packages", "missing", text, "cuda")
-    return Finding("cuda packages", "ok", ", ".join(found))
+    return Finding("cuda packages", "ok", ", ".join(present))
 
 
 def check_nvshmem() -> Finding:

@@ -121,7 +121,7 @@ class RunningLaunch:
         backend, bootstrap = self._context.backend, self._context.bootstrap
         if backend.lost_ranks() or bootstrap.lost_ranks():
             backend.abort(Abort.RANK_LOST)
-        elif reason := bootstrap.told_abort(self._number):
+        elif reason := bootstrap.abort_reason(self._number):
             backend.abort(Abort(reason))
 
     def end(self, at_end: Callable[[], None] = lambda: None) -> None:
@@ -133,7 +133,7 @@ class RunningLaunch:
         self._over = True
         self.iterations = self._launch.iterations_done
         if reason:
-            self._context.bootstrap.tell_abort(self._number, int(reason))
+            self._context.bootstrap.send_abort(self._number, int(reason))
         self._finish(reason)
         self.ended_in_order = not self.left
         at_end()
@@ -155,7 +155,7 @@ class RunningLaunch:
     def abort(self) -> None:
         """Make all ranks leave the launch, without waiting for that; from any thread."""
         self._context.backend.abort(Abort.INTERRUPTED)
-        self._context.bootstrap.tell_abort(self._number, int(Abort.INTERRUPTED))
+        self._context.bootstrap.send_abort(self._number, int(Abort.INTERRUPTED))
 
     def _finish(self, reason: Abort, left: bool = False) -> None:
         """Exchange the outcomes of all ranks; raises the error of the launch, the same on every rank."""

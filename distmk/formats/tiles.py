@@ -119,22 +119,22 @@ def tile_layout(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[Ro
     c.tile_begin + r.row * c.tile_chunks + (c.chunk ^ r.row % 8)`.
     """
     num_rows = sum(slabs)
-    found = RowLayout(*(np.empty(num_rows, np.int64) for _ in RowLayout._fields))
+    row_layout = RowLayout(*(np.empty(num_rows, np.int64) for _ in RowLayout._fields))
     first = 0
     for slab in slabs:
         position = np.arange(slab)  # in the packed slab
         source = first + (_pair_order(slab) if paired else position)
         in_tile, in_block = position % M_TILE, position % M_BLOCK
-        found.block_begin[source] = first + position - in_block
-        found.block_rows[source] = np.minimum(M_BLOCK, slab - (position - in_block))
-        found.tile_begin[source] = in_block - in_tile
-        found.tile_rows[source] = np.minimum(M_TILE, slab - (position - in_tile))
-        found.row[source] = in_tile
+        row_layout.block_begin[source] = first + position - in_block
+        row_layout.block_rows[source] = np.minimum(M_BLOCK, slab - (position - in_block))
+        row_layout.tile_begin[source] = in_block - in_tile
+        row_layout.tile_rows[source] = np.minimum(M_TILE, slab - (position - in_tile))
+        row_layout.row[source] = in_tile
         first += slab
     chunk, per_tile = np.arange(num_chunks), K_TILE // CHUNK
     per_block = K_TILES_PER_BLOCK * per_tile
     in_tile, in_block = chunk % per_tile, chunk % per_block
-    return found, ChunkLayout(
+    return row_layout, ChunkLayout(
         block_begin=chunk - in_block,
         block_chunks=np.minimum(per_block, num_chunks - (chunk - in_block)),
         tile_begin=in_block - in_tile,

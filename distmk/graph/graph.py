@@ -220,7 +220,7 @@ class Graph:
             raise UsageError(f"task {task.op} is spread over all workers; give it no worker")
         if task.streams_weights:
             raise UsageError(f"task {task.op} streams weights, so it cannot be spread; add one task a worker instead")
-        if task.max_instances() > self.num_workers and not task.runs_shares:
+        if task.max_instances() > self.num_workers and not task.loops_over_instances:
             raise UsageError(
                 f"task {task.op} has up to {task.max_instances()} instances for {self.num_workers} workers, "
                 f"and its body runs one; launch it {LaunchKind.MASSIVE.name} instead"
@@ -261,12 +261,12 @@ def _are_alike(known: Buffer | Weight, made: Buffer | Weight) -> bool:
 
 def _regions(task: Task, method: str) -> Iterator[Region]:
     """The regions that `reads` or `writes` of a task returns. UsageError: it returns something else."""
-    found = getattr(task, method)()
-    if not isinstance(found, Iterable):
+    regions = getattr(task, method)()
+    if not isinstance(regions, Iterable):
         raise UsageError(
-            f"task {task.op}: {method}() returns {shown(found)}; return a tuple of regions, which may be empty"
+            f"task {task.op}: {method}() returns {shown(regions)}; return a tuple of regions, which may be empty"
         )
-    for region in found:
+    for region in regions:
         _check_region(task, f"{method}()", region)
         yield region
 

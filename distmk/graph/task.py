@@ -114,10 +114,10 @@ def vector_accesses(
     rank: int, out: int, reset: int, num_cols: int, num_rows: int, stride: int, columns: Columns = bf16_access
 ) -> list[Access]:
     """The write of columns of every row and, unless `reset` is 0, the reset of the same columns in another buffer."""
-    found = [columns(True, rank, out, num_cols, num_rows, stride)]
+    accesses = [columns(True, rank, out, num_cols, num_rows, stride)]
     if reset:
-        found.append(columns(True, rank, reset, num_cols, num_rows, stride)._replace(clears=True))
-    return found
+        accesses.append(columns(True, rank, reset, num_cols, num_rows, stride)._replace(clears=True))
+    return accesses
 
 
 Values = Mapping[Region | Slab, Any]  # torch tensors [rows, cols]
@@ -174,15 +174,15 @@ class Task:
     # The body may be entered before the task's waits are met, and asks the context for its inputs itself.
     polls_inputs: ClassVar[bool] = False
     # The body may be entered as early, but does not poll. It first does the work that depends only on the iteration's
-    # batch, on constants and on earlier iterations (Context::begin_preparing). It stores nothing to global memory
+    # batch, on constants and on earlier iterations (Context::begin_prologue). It stores nothing to global memory
     # before it has its inputs.
-    prepares: ClassVar[bool] = False
+    has_prologue: ClassVar[bool] = False
     completes_early: ClassVar[EarlyCompletion | None] = None
-    # It resets Lamport rows in its argument `reset`, as many as the batch at `batch` says. Hook: reset_stale_rows.
+    # It resets Lamport rows in its argument `lamport_reset`, as many as the batch at `batch` says. Hook: reset_stale_rows.
     resets_rows: ClassVar[bool] = False
     # A massive launch has as many instances as the batch needs, up to max_instances(). Hook: num_work_items.
     counts_work_items: ClassVar[bool] = False
-    runs_shares: ClassVar[bool] = False  # if spread, its body runs all instances of a worker's share
+    loops_over_instances: ClassVar[bool] = False  # if spread, its body runs all instances of a worker's share
     # Variants of the body that GPUs inline into the consumers' loop. Hooks, if there are several: find_hot_variant,
     # run_hot_variant.
     hot_variants: ClassVar[int] = 0
@@ -318,7 +318,7 @@ def _fields_of_traits(cls: type[Task]) -> set[str]:
     """Argument fields that csrc reads because the type has certain traits."""
     early = {cls.completes_early.field, "batch"} if cls.completes_early else set()
     idle = {"batch"} if cls.may_idle else set()
-    return early | idle | ({"reset", "batch"} if cls.resets_rows else set())
+    return early | idle | ({"lamport_reset", "batch"} if cls.resets_rows else set())
 
 
 def rows_of(batch_operand: int) -> int:

@@ -3,8 +3,8 @@
 If the operator has a post-norm, the vector y that it normalizes is written in the same way instead.
 
 On one host an all-reduce is one-shot. Every task that computes columns of the residual stream pushes this rank's
-partial sums to its slot on every rank (Epilogue.PUSH). There, a Sum task adds up the slots in rank order and adds the
-result to the residual stream. A slot is hidden_size * MAX_ROWS floats. Columns [begin, end) of it are the floats [begin
+partial sums to its block on every rank (Epilogue.PUSH). There, a Sum task adds up the blocks in rank order and adds the
+result to the residual stream. A block is hidden_size * MAX_ROWS floats. Columns [begin, end) of it are the floats [begin
 * MAX_ROWS, end * MAX_ROWS), of which the pushing task fills [rows, end - begin]. Across hosts the all-reduce is
 hierarchical (`lower/hierarchical.py`).
 """
@@ -43,7 +43,7 @@ def residual_output(
     """Output operands of `worker` for columns `cols` in write `write` of the residual stream.
 
     Without an all-reduce the operands are the columns themselves, with epilogue `in_place`, or the columns of `into`,
-    which is overwritten. With an all-reduce they are this rank's slot on every rank; across hosts, on this rank alone.
+    which is overwritten. With an all-reduce they are this rank's block on every rank; across hosts, on this rank alone.
     """
     if not plan.options.all_reduces and into:
         return {"out": into.at(rank, *cols), "epilogue": Epilogue.STORE}
@@ -66,12 +66,12 @@ def emit_all_reduce(
     write: int,
     partition: Partition,
     *,
-    add: bool,
+    accumulates: bool,
     into: Buffer | None = None,
 ) -> None:
     """Emit the sums over ranks that follow the tasks of `name`, for the columns `partition`. A single rank needs none.
 
-    add: add to the residual stream instead of overwriting it. into: overwrite this buffer instead.
+    accumulates: add to the residual stream instead of overwriting it. into: overwrite this buffer instead.
     """
     if not plan.options.all_reduces:
         return
@@ -87,21 +87,21 @@ def emit_all_reduce(
                     blocks=_blocks(plan, buffers, write, rank, cols),
                     dst=(into or buffers.x).at(rank, *cols),
                     batch=buffers.batch.at(rank),
-                    add=add and not into,
-                    polls=not plan.options.crosses_hosts,
+                    accumulates=accumulates and not into,
+                    polls_blocks=not plan.options.crosses_hosts,
                     **({} if into else buffers.bf16_output(write, rank, worker, cols)),
                 )
             )
 
 
 def _blocks(plan: WorkPlan, buffers: SlabBuffers, write: int, rank: int, cols: Range) -> tuple[Region, ...]:
-    """The blocks that a rank adds to columns `cols` of its residual stream: all ranks' slots, or the total of all hosts."""
+    """The blocks that a rank adds to columns `cols` of its residual stream: all ranks' blocks, or the total of all hosts."""
     if plan.options.crosses_hosts:
-        return (buffers.host_slots_at(write).total.at(rank, *cols),)
+        return (buffers.host_sums_at(write).total.at(rank, *cols),)
     return tuple(_block(plan, buffers, write, rank, source, cols) for source in plan.ranks)
 
 
 def _block(plan: WorkPlan, buffers: SlabBuffers, write: int, rank: int, source: int, cols: Range) -> Region:
-    """The block of `cols` in the slot of rank `source`, on `rank`."""
-    slot = source * MAX_ROWS * plan.config.hidden_size
-    return buffers.slots_at(write).at(rank, slot + cols[0] * MAX_ROWS, slot + cols[1] * MAX_ROWS)
+    """The floats of `cols` in the block of rank `source`, on `rank`."""
+    begin = source * MAX_ROWS * plan.config.hidden_size
+    return buffers.allreduce_blocks_at(write).at(rank, begin + cols[0] * MAX_ROWS, begin + cols[1] * MAX_ROWS)

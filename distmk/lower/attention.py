@@ -53,9 +53,9 @@ def _emit_splits(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAtt
             q_norm=head_norm(graph, plan, rank, op.q_norm, op.norm_offset),
             k_norm=head_norm(graph, plan, rank, op.k_norm, op.norm_offset),
             fused_partials=partials.fused.at(rank, 0, shape.fused_partial_cols) if partials.fused else None,
-            reset=partials.reset(rank, shape.fused_partial_cols),
+            lamport_reset=partials.reset(rank, shape.fused_partial_cols),
             eps=plan.config.rms_norm_eps,
-            polls=plan.attention_may_poll(rank),
+            polls_qkv=plan.attention_may_poll(rank),
             long_splits=kind is Attention and shape.has_long_splits(options.max_model_len, options.max_seqs),
         )
     )
@@ -75,9 +75,9 @@ def _emit_combine(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: SelfAt
                 slices=(begin, end),
                 partials=partials.at(rank, begin * shape.partial_cols, end * shape.partial_cols),
                 out=buffers.attention_out.at(op.layer).at(rank, *cols),
-                reset=buffers.attention_out.reset_at(op.layer, rank, *cols),
+                lamport_reset=buffers.attention_out.reset_at(op.layer, rank, *cols),
                 batch=buffers.batch.at(rank),
-                polls=plan.combine_may_poll(rank),
+                polls_partials=plan.combine_may_poll(rank),
                 skips_fused=plan.fuses_combine,
             )
         )

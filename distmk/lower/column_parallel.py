@@ -38,11 +38,11 @@ def emit_columns(
                 x=buffers.x_bf16.at(write).at(rank),
                 x_squares=buffers.x_squares(plan, write, rank),
                 out=out.at(layer).at(rank, *cols),
-                reset=out.reset_at(layer, rank, *cols),
+                lamport_reset=out.reset_at(layer, rank, *cols),
                 batch=buffers.batch.at(rank),
                 epilogue=product.epilogue,
                 eps=plan.config.rms_norm_eps,
-                polls=may_poll,
+                polls_x=may_poll,
                 # Elements of o arrive well before its events, above all after attention. Reserved workers run no o tasks.
                 deep_lookahead=is_gated and may_poll and worker >= plan.roles.num_reserved,
             )

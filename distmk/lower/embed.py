@@ -30,4 +30,4 @@ def emit_embed(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Embedding
                     **residual_output(plan, buffers, EMBED_WRITE, rank, worker, (begin, end), in_place=Epilogue.STORE),
                 )
             )
-    emit_all_reduce(graph, plan, buffers, "embed", EMBED_WRITE, plan.embed, add=False)
+    emit_all_reduce(graph, plan, buffers, "embed", EMBED_WRITE, plan.embed, accumulates=False)

@@ -32,7 +32,7 @@ def emit_sampled(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers, num_part
 
     num_parts: by rank, the parts of its vocabulary that have candidates.
     """
-    emit_sampling(graph, plan, buffers.sampling, buffers.batch, job_batch=buffers.bucket.has_jobs)
+    emit_sampling(graph, plan, buffers.sampling, buffers.batch, is_job_batch=buffers.bucket.has_jobs)
     num_bytes = candidates_bytes(buffers.bucket.num_sampled)
     for rank in plan.ranks:
         graph.add(

@@ -34,9 +34,9 @@ def partial_sums(plan: WorkPlan, buffers: SlabBuffers, write: int, rank: int) ->
 
     If the rank is alone on its host, this is the buffer for the host's sum.
     """
-    slots = buffers.host_slots_at(write)
+    sums = buffers.host_sums_at(write)
     host, ranks = next((host, ranks) for host, ranks in enumerate(plan.options.hosts) if rank in ranks)
-    return slots.ranks[rank - ranks.start] if len(ranks) > 1 else slots.hosts[host]
+    return sums.ranks[rank - ranks.start] if len(ranks) > 1 else sums.hosts[host]
 
 
 def emit_total(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, name: str, write: int, partition: Partition) -> None:
@@ -51,22 +51,22 @@ class _Emitter:
         self, graph: Graph, plan: WorkPlan, buffers: SlabBuffers, name: str, write: int, partition: Partition
     ) -> None:
         self.graph, self.buffers, self.name, self.partition = graph, buffers, name, partition
-        self.slots, self.hosts = buffers.host_slots_at(write), plan.options.hosts
+        self.sums, self.hosts = buffers.host_sums_at(write), plan.options.hosts
         self.leaders = [ranks[write % len(ranks)] for ranks in self.hosts]
 
     def emit(self) -> None:
         for ranks, leader in zip(self.hosts, self.leaders, strict=True):
-            for buffer, rank in zip(self.slots.ranks, ranks, strict=False):
+            for buffer, rank in zip(self.sums.ranks, ranks, strict=False):
                 self._put("gather", buffer, rank, [leader])
-        for ranks, leader, buffer in zip(self.hosts, self.leaders, self.slots.hosts, strict=True):
+        for ranks, leader, buffer in zip(self.hosts, self.leaders, self.sums.hosts, strict=True):
             if len(ranks) > 1:
-                self._sums("reduce_host", leader, self.slots.ranks[: len(ranks)], buffer)
-        for leader, buffer in zip(self.leaders, self.slots.hosts, strict=True):
+                self._sums("reduce_host", leader, self.sums.ranks[: len(ranks)], buffer)
+        for leader, buffer in zip(self.leaders, self.sums.hosts, strict=True):
             self._put("exchange", buffer, leader, self.leaders)
         for leader in self.leaders:
-            self._sums("reduce_hosts", leader, self.slots.hosts, self.slots.total)
+            self._sums("reduce_hosts", leader, self.sums.hosts, self.sums.total)
         for ranks, leader in zip(self.hosts, self.leaders, strict=True):
-            self._put("broadcast", self.slots.total, leader, ranks)
+            self._put("broadcast", self.sums.total, leader, ranks)
 
     def _put(self, step: str, buffer: Buffer, rank: int, targets: list[int] | range) -> None:
         """Puts of a buffer from `rank` to the same place on `targets`. Several workers share them."""

@@ -21,18 +21,18 @@ class JobBuffers(ProgramBuffers):
     of `distmk.tasks.activations`. A rank holds only its own rows of the residual stream and of the parts.
 
     x: f32 [owned rows, hidden_size], the residual stream.
-    normalized: activations of hidden_size columns, x / rms(x) of all rows.
-    parts: f32 [owned rows, ranks * slots_per_rank * hidden_size], the terms of a sum into the residual stream.
+    normalized_x: activations of hidden_size columns, x / rms(x) of all rows.
+    parts: f32 [owned rows, ranks * parts_per_rank * hidden_size], the terms of a sum into the residual stream.
     qkv: bf16 [MAX_BUCKET_ROWS, q, k and v columns of a rank].
     q: bf16 [MAX_BUCKET_ROWS, query columns of a rank].
     attention_out, mlp_hidden: activations of the query and MLP columns of a rank.
     sampled_x: activations of hidden_size columns, used by the sampled rows.
     o_splits, down_splits: the number of parts of k into which a rank's o and down projections are split. Different
-      instances multiply the parts, and each part has its own slot.
+      instances multiply the parts, and each gives a term of the sum.
     """
 
     x: Buffer
-    normalized: Buffer
+    normalized_x: Buffer
     parts: Buffer
     qkv: Buffer
     q: Buffer
@@ -43,17 +43,17 @@ class JobBuffers(ProgramBuffers):
     down_splits: int
 
     @property
-    def slots_per_rank(self) -> int:
+    def parts_per_rank(self) -> int:
         return max(self.o_splits, self.down_splits)
 
-    def slot_of(self, rank: int) -> int:
-        """A rank's first slot in the parts of all ranks."""
-        return rank * self.slots_per_rank
+    def first_part_of(self, rank: int) -> int:
+        """A rank's first part among the parts of all ranks."""
+        return rank * self.parts_per_rank
 
-    def slots_at(self, rank: int, hidden_size: int, num_splits: int) -> Region:
-        """The first `num_splits` slots of a rank, in its own memory. They have the same place in its peers' memory."""
-        first = self.slot_of(rank)
-        return self.parts.at(rank, first * hidden_size, (first + num_splits) * hidden_size)
+    def parts_at(self, rank: int, hidden_size: int, num_k_splits: int) -> Region:
+        """The first `num_k_splits` parts of a rank, in its own memory. They have the same place in its peers' memory."""
+        first = self.first_part_of(rank)
+        return self.parts.at(rank, first * hidden_size, (first + num_k_splits) * hidden_size)
 
 
 def declare_job_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> JobBuffers:
@@ -62,7 +62,7 @@ def declare_job_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> JobBuff
     q_cols = [shape.num_q * shape.head_dim for shape in plan.shapes]
     mlp_cols = [end - begin for begin, end in (shard.mlp for shard in plan.shards)]
     o_splits, down_splits = (splits_of(min(cols), tiled) for cols in (q_cols, mlp_cols))
-    slots = graph.num_ranks * max(o_splits, down_splits)
+    num_parts = graph.num_ranks * max(o_splits, down_splits)
     # Peers write the normalized rows that they own, and terms of sums.
     from_peers = Space.HEAP if graph.num_ranks > 1 else Space.LOCAL
 
@@ -76,8 +76,8 @@ def declare_job_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> JobBuff
     return JobBuffers(
         **vars(declare_buffers(graph, plan, bucket)),
         x=graph.buffer("job_x", hidden, rows=owned, space=Space.LOCAL),
-        normalized=activations("job_normalized", hidden, from_peers),
-        parts=graph.buffer("job_parts", slots * hidden, rows=owned, space=from_peers),
+        normalized_x=activations("job_normalized_x", hidden, from_peers),
+        parts=graph.buffer("job_parts", num_parts * hidden, rows=owned, space=from_peers),
         qkv=rows("job_qkv", max(shape.qkv_cols for shape in plan.shapes)),
         q=rows("job_q", max(q_cols)),
         attention_out=activations("job_attention_out", max(q_cols)),

@@ -2,7 +2,7 @@
 
 Every task before sampling is in the list of every worker and computes a whole matrix of its rank. A rank owns a share
 of the rows of the residual stream. The partial sums of row-parallel products go to the ranks that own the rows, each
-term to its own slot. The owner adds them up and writes the normalized rows to every rank. So a reduce-scatter and an
+term to its own part. The owner adds them up and writes the normalized rows to every rank. So a reduce-scatter and an
 all-gather take the place of an all-reduce (Rajbhandari et al., "ZeRO", arXiv:1910.02054), and each row is normalized on
 one rank only.
 """
@@ -69,14 +69,14 @@ class _Emitter:
         buffers = self.buffers
         if isinstance(op, Embedding):
             self._embed(op)
-            self._sum("embed", 1, None, following, add=False)
+            self._sum("embed", 1, None, following, accumulates=False)
         elif isinstance(op, SelfAttention):
-            self._product(qkv_product(self.graph, self.plan, op), buffers.normalized, buffers.qkv)
+            self._product(qkv_product(self.graph, self.plan, op), buffers.normalized_x, buffers.qkv)
             self._attention(op)
             self._projection(o_product(self.graph, self.plan, op), buffers.attention_out, buffers.o_splits)
             self._sum(f"{op.name}.o", buffers.o_splits, op, following)
         elif isinstance(op, Mlp):
-            self._product(gate_up_product(self.graph, self.plan, op), buffers.normalized, buffers.mlp_hidden)
+            self._product(gate_up_product(self.graph, self.plan, op), buffers.normalized_x, buffers.mlp_hidden)
             self._projection(down_product(self.graph, self.plan, op), buffers.mlp_hidden, buffers.down_splits)
             self._sum(f"{op.name}.down", buffers.down_splits, op, following)
         else:
@@ -90,7 +90,7 @@ class _Emitter:
                     rank=rank,
                     op="embed",
                     table=table,
-                    out=self.buffers.slots_at(rank, self.hidden, 1),
+                    out=self.buffers.parts_at(rank, self.hidden, 1),
                     batch=self.buffers.batch.at(rank),
                     first_token=self.plan.shards[rank].vocab[0],
                     num_ranks=self.graph.num_ranks,
@@ -103,17 +103,17 @@ class _Emitter:
             cols = shape.qkv_cols if product.epilogue is Epilogue.STORE else out.cols
             self._linear(product, rank, x=x.at(rank), out=out.at(rank, 0, cols), epilogue=product.epilogue)
 
-    def _projection(self, product: Product, x: Buffer, num_splits: int) -> None:
-        """Put the terms of a row-parallel product into the slots of the ranks."""
+    def _projection(self, product: Product, x: Buffer, num_k_splits: int) -> None:
+        """Put the terms of a row-parallel product into the parts of the ranks."""
         for rank in self.plan.ranks:
             self._linear(
                 product,
                 rank,
                 x=x.at(rank),
-                out=self.buffers.slots_at(rank, self.hidden, num_splits),
+                out=self.buffers.parts_at(rank, self.hidden, num_k_splits),
                 epilogue=Epilogue.PARTS,
-                num_splits=num_splits,
-                slot=self.buffers.slot_of(rank),
+                num_k_splits=num_k_splits,
+                first_part=self.buffers.first_part_of(rank),
                 num_ranks=self.graph.num_ranks,
             )
 
@@ -178,11 +178,11 @@ class _Emitter:
     def _sum(
         self,
         name: str,
-        num_splits: int,
+        num_k_splits: int,
         op: SelfAttention | Mlp | None,
         following: Operator | None,
         *,
-        add: bool = True,
+        accumulates: bool = True,
     ) -> None:
         """Add up the parts of the rows that each rank owns, into the residual stream.
 
@@ -197,15 +197,15 @@ class _Emitter:
                     op=f"{name}.reduce",
                     parts=self.buffers.parts.at(rank),
                     x=self.buffers.x.at(rank),
-                    out=self.buffers.normalized.at(rank),
+                    out=self.buffers.normalized_x.at(rank),
                     batch=self.buffers.batch.at(rank),
                     num_ranks=self.graph.num_ranks,
-                    num_splits=num_splits,
-                    add=add,
+                    num_k_splits=num_k_splits,
+                    accumulates=accumulates,
                     tiled=self.tiled,
                     eps=self.eps,
                     post_norm=post_norm,
-                    normalized=_has_norm(following),
+                    applies_rms=_has_norm(following),
                     input_norm=input_norm[rank],
                 )
             )
@@ -219,7 +219,7 @@ class _Emitter:
 
     def _rank_head(self, op: Head, product: Product, rank: int) -> None:
         buffers, batch = self.buffers, self.buffers.batch.at(rank)
-        x, sampled_x = buffers.normalized.at(rank), buffers.sampled_x.at(rank)
+        x, sampled_x = buffers.normalized_x.at(rank), buffers.sampled_x.at(rank)
         first, last = self.plan.shards[rank].vocab
         logits = buffers.sampling.logits_of(rank, self.graph.num_ranks, 0, last - first)
         self.graph.add(

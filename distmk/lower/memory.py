@@ -59,7 +59,7 @@ def _job_bytes(config: ModelConfig, options: DecodeOptions, shards: list[Shard])
     # Queries before and after their norm, attention's output, the MLP's activations, and activations of sampled rows.
     activations = MAX_BUCKET_ROWS * (qkv_cols + 2 * q_cols + mlp_cols + hidden) * BF16_BYTES
     least_cols = min(min(shard.num_q * config.head_dim, shard.mlp[1] - shard.mlp[0]) for shard in shards)
-    num_splits = splits_of(least_cols, options.tiled)
-    from_peers = MAX_BUCKET_ROWS * hidden * BF16_BYTES + owned * options.num_ranks * num_splits * hidden * F32_BYTES
+    num_k_splits = splits_of(least_cols, options.tiled)
+    from_peers = MAX_BUCKET_ROWS * hidden * BF16_BYTES + owned * options.num_ranks * num_k_splits * hidden * F32_BYTES
     private = activations + owned * hidden * F32_BYTES
     return (private, from_peers) if options.num_ranks > 1 else (private + from_peers, 0)

@@ -11,7 +11,7 @@ from distmk.errors import UsageError
 from distmk.formats import FORMATS, WeightFormat
 from distmk.graph.hosts import host_ranks
 from distmk.tasks.slots import slots_for
-from distmk.tasks.splits import KV_TILE, MAX_SPLITS
+from distmk.tasks.splits import KV_TILE, MAX_KV_SPLITS
 
 ATTENTION_LAUNCHES = {"massive": LaunchKind.MASSIVE, "spread": LaunchKind.SPREAD}
 
@@ -45,7 +45,7 @@ class DecodeOptions:
     page_size: KV cache positions of a page, a power of two.
     num_pages: KV cache pages of all sequences, at least enough for one sequence of `max_model_len`; 0: enough for
       `max_seqs` of these.
-    max_splits, min_split: the most splits of a sequence's KV positions, and the fewest positions of a split.
+    max_kv_splits, min_kv_split_len: the most splits of a sequence's KV positions, and the fewest positions of a split.
     deterministic: the arithmetic of a row depends neither on other rows nor on how its prompt is divided. There is only
       the bucket of MAX_ROWS, and a sequence is divided into splits of `fixed_split_len` positions.
     keep_logits: store the logits of all sampled rows, not only of the rows whose sampling needs them.
@@ -74,8 +74,8 @@ class DecodeOptions:
     max_model_len: int = 2048
     page_size: int = 16
     num_pages: int = 0
-    max_splits: int = MAX_SPLITS
-    min_split: int = 64
+    max_kv_splits: int = MAX_KV_SPLITS
+    min_kv_split_len: int = 64
     deterministic: bool = False
     keep_logits: bool = False
     tiled: bool = False
@@ -92,10 +92,10 @@ class DecodeOptions:
             raise UsageError(f"{self.num_ranks} ranks of {self.num_workers} workers; at least one of each is needed")
         if not 1 <= self.max_seqs <= MAX_SEQUENCES:
             raise UsageError(f"max_num_seqs is {self.max_seqs}; 1 to {MAX_SEQUENCES} sequences can run at once")
-        if self.max_model_len < 1 or self.page_size < 1 or self.max_splits < 1 or self.min_split < 1:
-            raise UsageError("max_model_len, page_size, max_splits and min_split must be positive")
-        if self.page_size & (self.page_size - 1) or self.max_splits > MAX_SPLITS:
-            raise UsageError(f"page_size must be a power of two, and max_splits at most {MAX_SPLITS}")
+        if self.max_model_len < 1 or self.page_size < 1 or self.max_kv_splits < 1 or self.min_kv_split_len < 1:
+            raise UsageError("max_model_len, page_size, max_kv_splits and min_kv_split_len must be positive")
+        if self.page_size & (self.page_size - 1) or self.max_kv_splits > MAX_KV_SPLITS:
+            raise UsageError(f"page_size must be a power of two, and max_kv_splits at most {MAX_KV_SPLITS}")
         if self.num_pages and self.num_pages < self.max_pages:
             raise UsageError(
                 f"num_pages is {self.num_pages}; a sequence of {self.max_model_len} tokens takes {self.max_pages} pages of "
@@ -164,8 +164,10 @@ class DecodeOptions:
 
     @property
     def fixed_split_len(self) -> int:
-        """With `deterministic`, the positions of each split: `min_split`, or more if `max_splits` of these are too few."""
-        least = max(self.min_split, -(-self.max_model_len // self.max_splits))
+        """With `deterministic`, the positions of each split: `min_kv_split_len`, or more if `max_kv_splits` of these are too
+        few.
+        """
+        least = max(self.min_kv_split_len, -(-self.max_model_len // self.max_kv_splits))
         return -(-least // KV_TILE) * KV_TILE
 
     @property

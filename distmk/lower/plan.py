@@ -154,20 +154,20 @@ def _attention_shape(config: ModelConfig, options: DecodeOptions, shard: Shard, 
         page_size=options.page_size,
         max_pages=options.max_pages,
         num_pages=num_pages,
-        max_splits=options.max_splits,
-        min_split=options.fixed_split_len if options.deterministic else options.min_split,
+        max_kv_splits=options.max_kv_splits,
+        min_kv_split_len=options.fixed_split_len if options.deterministic else options.min_kv_split_len,
         num_workers=options.num_workers,
         num_slots=options.num_slots,
         fixed_splits=options.deterministic,
     )
-    most = -(-options.max_model_len // shape.min_split) if options.deterministic else shape.split_budget
-    return dataclasses.replace(shape, max_splits=min(shape.max_splits, most))
+    most = -(-options.max_model_len // shape.min_kv_split_len) if options.deterministic else shape.kv_split_budget
+    return dataclasses.replace(shape, max_kv_splits=min(shape.max_kv_splits, most))
 
 
 def _windows(model: Model, options: DecodeOptions) -> tuple[int, ...]:
     """The window of each layer. A window of `max_model_len` or more counts as none, since the results are the same."""
-    found = [op.window for op in model.operators if isinstance(op, SelfAttention)]
-    return tuple(window if window and window < options.max_model_len else ANY_LENGTH for window in found)
+    windows = [op.window for op in model.operators if isinstance(op, SelfAttention)]
+    return tuple(window if window and window < options.max_model_len else ANY_LENGTH for window in windows)
 
 
 def _fuses_combine(

@@ -28,7 +28,7 @@ Rows = list[tuple[Matrix, Range]]
 class Product:
     """epilogue(x @ weight.T + bias) on each rank, with the rank's own matrix.
 
-    If `normalized`, x / rms(x) takes the place of x.
+    If `applies_rms`, x / rms(x) takes the place of x.
 
     Tuples are by rank.
     biases: f32; None: no bias.
@@ -41,7 +41,7 @@ class Product:
     biases: tuple[Slab | None, ...]
     partitions: tuple[Partition, ...]
     epilogue: Epilogue = Epilogue.STORE
-    normalized: bool = False
+    applies_rms: bool = False
     scale: float = 1.0
 
     def whole(self, rank: int) -> Slab:
@@ -61,7 +61,7 @@ def slab_task(
         "bias": bias and Slab(bias.weight, *rows),
     }
     if plan.options.folds_factors:
-        return Linear(**operands, normalized=product.normalized)
+        return Linear(**operands, applies_rms=product.applies_rms)
     return ScaledLinear(**operands, scale=product.scale, x_squares=x_squares)
 
 
@@ -116,7 +116,7 @@ def head_product(graph: Graph, plan: WorkPlan, op: Head) -> Product:
         _matrix(graph, plan, "head", rank, rows[rank], plan.head[rank], op, scale=op.scale) for rank in plan.ranks
     )
     return Product(
-        "head", weights, (None,) * len(weights), plan.head, normalized=True, scale=_scale_left(plan, op.scale)
+        "head", weights, (None,) * len(weights), plan.head, applies_rms=True, scale=_scale_left(plan, op.scale)
     )
 
 

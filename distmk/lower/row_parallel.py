@@ -39,14 +39,16 @@ def emit_row_parallel(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projec
         _emit_linear(graph, plan, buffers, projection, rank)
     product = projection.product
     into = _sums_of(buffers, projection)
-    emit_all_reduce(graph, plan, buffers, product.name, projection.write, product.partitions[0], add=True, into=into)
+    emit_all_reduce(
+        graph, plan, buffers, product.name, projection.write, product.partitions[0], accumulates=True, into=into
+    )
     if projection.op.post_norm:
         _emit_post_norm(graph, plan, buffers, projection)
 
 
 def _sums_of(buffers: SlabBuffers, projection: Projection) -> Buffer | None:
     """The buffer for the sums of a projection that has a post-norm; None: the sums go into the residual stream."""
-    return buffers.y if projection.op.post_norm else None
+    return buffers.post_norm_input if projection.op.post_norm else None
 
 
 def _emit_linear(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projection: Projection, rank: int) -> None:
@@ -65,7 +67,7 @@ def _emit_linear(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projection:
                 batch=buffers.batch.at(rank),
                 num_ranks=plan.options.num_ranks,
                 # Before its waits are met, another task may still read the previous y.
-                polls=projection.x.lamport and plan.may_poll(rank, worker) and not into,
+                polls_x=projection.x.lamport and plan.may_poll(rank, worker) and not into,
                 fused_partials=partials.at(rank, 0, shape.fused_partial_cols) if partials and shape else None,
                 shape=shape,
                 **residual_output(plan, buffers, projection.write, rank, worker, rows, into=into),

@@ -82,15 +82,15 @@ def _local(graph: Graph, name: str, num: int, dtype: str) -> Buffer:
     return graph.buffer(name, num, dtype=dtype, space=Space.LOCAL)
 
 
-def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Buffer, *, job_batch: bool) -> None:
+def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Buffer, *, is_job_batch: bool) -> None:
     """Send the logits to rank 0; there, count tokens and sample every row.
 
     These tasks run after the head and before `sample`.
 
-    job_batch: the batch is a `JobBatch`.
+    is_job_batch: the batch is a `JobBatch`.
     """
     for rank in plan.ranks[1:]:
-        _emit_senders(graph, plan, buffers, batch.at(rank), job_batch)
+        _emit_senders(graph, plan, buffers, batch.at(rank), is_job_batch)
     num_rows, num_slots = buffers.num_rows, plan.options.num_slots
     slots, counts = buffers.slots.at(0), buffers.counts.at(0)
     graph.add(
@@ -102,7 +102,7 @@ def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
             slots=slots,
             counts=counts,
             num_slots=num_slots,
-            job_batch=job_batch,
+            is_job_batch=is_job_batch,
         )
     )
     cols = buffers.logits.cols
@@ -123,7 +123,7 @@ def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
                 slots=slots,
                 counts=counts,
                 num_slots=num_slots,
-                job_batch=job_batch,
+                is_job_batch=is_job_batch,
             )
         )
 
@@ -132,7 +132,7 @@ def _worker(plan: WorkPlan, index: int) -> int:
     return (FIRST_WORKER + index) % plan.options.num_workers
 
 
-def _emit_senders(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Region, job_batch: bool) -> None:
+def _emit_senders(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch: Region, is_job_batch: bool) -> None:
     """The tasks that send the logits of the rank of `batch`."""
     rank = batch.rank
     begin, end = plan.shards[rank].vocab
@@ -142,5 +142,5 @@ def _emit_senders(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
     for index, (first, last) in enumerate(partition_items(num_vectors, 4 * VECTOR, num_senders).ranges):
         logits = buffers.logits_of(rank, graph.num_ranks, first * VECTOR, min(last * VECTOR, end - begin))
         graph.add(
-            SendLogits(rank, "send_logits", _worker(plan, index), logits=logits, batch=batch, job_batch=job_batch)
+            SendLogits(rank, "send_logits", _worker(plan, index), logits=logits, batch=batch, is_job_batch=is_job_batch)
         )

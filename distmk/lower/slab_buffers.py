@@ -1,4 +1,4 @@
-"""The buffers of a program whose tasks are slabs: activations of up to MAX_ROWS rows, and the slots of all-reduces."""
+"""The buffers of a program whose tasks are slabs: activations of up to MAX_ROWS rows, and the blocks of all-reduces."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Bf16Output(TypedDict, total=False):
     """
 
     out_bf16: Region
-    reset: Region | None
+    lamport_reset: Region | None
     input_norm: Slab | None
     squares: Region | None
 
 
 @dataclass(frozen=True)
-class HostSlots:
+class HostSums:
     """Memory of an all-reduce across hosts; each buffer is f32 [MAX_ROWS, hidden_size] (`lower/hierarchical.py`).
 
     ranks: partial sums, by rank within the host. hosts: the sums of the hosts. total: their sum.
@@ -64,14 +64,14 @@ class SlabBuffers(ProgramBuffers):
     x_bf16: the residual stream in bf16, by write; multiplied by the write's `input_norms`, if it has some.
     input_norms: by write and rank, the weight of the next norm, unless it is folded into the columns of a matrix.
     squares: f32 [MAX_ROWS, worker], the sums of squares of the columns of x that each worker wrote last.
-    y: f32 [MAX_ROWS, hidden_size], the input of a post-norm; None: the model has no post-norms.
+    post_norm_input: f32 [MAX_ROWS, hidden_size], the input of a post-norm; None: the model has no post-norms.
     qkv: f32 [MAX_ROWS, q, k and v columns of a rank], by layer.
     partials: attention's partial results, by layer.
     attention_out: bf16 [MAX_ROWS, query columns of a rank], by layer.
     mlp_hidden: bf16 [MAX_ROWS, MLP columns of a rank], by layer.
-    host_slots: the memory of all-reduces across hosts, which then do not use the three slots below.
-    attention_slots: f32 [rank, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce after o.
-    mlp_slots: two buffers of that shape, for the embedding and down. With a single one, a worker without rows of o
+    host_sums: the memory of all-reduces across hosts, which then do not use the buffers below.
+    o_allreduce_blocks: f32 [rank, hidden_size * MAX_ROWS], blocks that ranks push for the all-reduce after o.
+    mlp_allreduce_blocks: two buffers of that shape, for the embedding and down. With a single one, a worker without rows of o
       could push too early.
     """
 
@@ -79,28 +79,28 @@ class SlabBuffers(ProgramBuffers):
     x_bf16: RotatingBuffers
     input_norms: tuple[tuple[Slab | None, ...], ...]
     squares: Buffer | None
-    y: Buffer | None
+    post_norm_input: Buffer | None
     qkv: RotatingBuffers
     partials: tuple[AttentionPartials, ...]
     attention_out: RotatingBuffers
     mlp_hidden: RotatingBuffers
-    host_slots: tuple[HostSlots, ...]
-    attention_slots: Buffer
-    mlp_slots: tuple[Buffer, Buffer]
+    host_sums: tuple[HostSums, ...]
+    o_allreduce_blocks: Buffer
+    mlp_allreduce_blocks: tuple[Buffer, Buffer]
 
-    def slots_at(self, write: int) -> Buffer:
-        """The slots of the all-reduce that belongs to write `write` of the residual stream."""
-        return (self.attention_slots, *self.mlp_slots)[_slots_index(write)]
+    def allreduce_blocks_at(self, write: int) -> Buffer:
+        """The blocks of the all-reduce that belongs to write `write` of the residual stream."""
+        return (self.o_allreduce_blocks, *self.mlp_allreduce_blocks)[_allreduce_index(write)]
 
-    def host_slots_at(self, write: int) -> HostSlots:
+    def host_sums_at(self, write: int) -> HostSums:
         """The memory of the all-reduce across hosts that belongs to write `write`."""
-        return self.host_slots[_slots_index(write)]
+        return self.host_sums[_allreduce_index(write)]
 
     def bf16_output(self, write: int, rank: int, worker: int, cols: Range) -> Bf16Output:
         """Output operands of `worker` for columns `cols` in write `write`: the bf16 copy, and what the next norm needs."""
         output: Bf16Output = {
             "out_bf16": self.x_bf16.at(write).at(rank, *cols),
-            "reset": self.x_bf16.reset_at(write, rank, *cols),
+            "lamport_reset": self.x_bf16.reset_at(write, rank, *cols),
         }
         if self.squares and (norm := self.input_norms[write][rank]):
             output |= {"input_norm": Slab(norm.weight, *cols), "squares": self.squares.at(rank, worker, worker + 1)}
@@ -114,8 +114,8 @@ class SlabBuffers(ProgramBuffers):
         return self.squares.at(rank, cols.first_worker, cols.first_worker + cols.num_tasks)
 
 
-def _slots_index(write: int) -> int:
-    """The index of a write's slots: 0 for o; 1 or 2 for down and the embedding."""
+def _allreduce_index(write: int) -> int:
+    """The index of a write's blocks: 0 for o; 1 or 2 for down and the embedding."""
     if write % 2 == attention_write(0) % 2:
         return 0
     layer = write // 2 - 1  # -1: the embedding
@@ -127,7 +127,7 @@ def declare_slab_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> SlabBu
     config, shapes = plan.config, plan.shapes
     mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in plan.shards)
     one_shot = plan.options.all_reduces and not plan.options.crosses_hosts
-    slots_cols = graph.num_ranks * MAX_ROWS * config.hidden_size if one_shot else 1
+    block_cols = graph.num_ranks * MAX_ROWS * config.hidden_size if one_shot else 1
     per_layer = plan.attention_rotation
     return SlabBuffers(
         **vars(declare_buffers(graph, plan, bucket)),
@@ -135,27 +135,29 @@ def declare_slab_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> SlabBu
         x_bf16=_rows(graph, "x_bf16", config.hidden_size, plan.residual_rotation),
         input_norms=tuple(input_norms(graph, plan, op) for op in plan.readers),
         squares=None if plan.options.folds_factors else _squares(graph),
-        y=graph.buffer("y", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL) if plan.has_post_norms else None,
+        post_norm_input=graph.buffer("post_norm_input", config.hidden_size, rows=MAX_ROWS, space=Space.LOCAL)
+        if plan.has_post_norms
+        else None,
         qkv=_rows(graph, "qkv", max(shape.qkv_cols for shape in shapes), per_layer, "f32"),
         partials=declare_partials(graph, plan),
         attention_out=_rows(graph, "attention_out", max(s.num_q * s.head_dim for s in shapes), per_layer),
         mlp_hidden=_rows(graph, "mlp_hidden", mlp_cols, plan.mlp_rotation),
-        host_slots=tuple(_host_slots(graph, plan, i) for i in range(3 if plan.options.crosses_hosts else 0)),
-        attention_slots=graph.buffer("attention_slots", slots_cols, lamport=True),
-        mlp_slots=(
-            graph.buffer("mlp_slots", slots_cols, lamport=True),
-            graph.buffer("mlp_slots1", slots_cols, lamport=True),
+        host_sums=tuple(_declare_host_sums(graph, plan, i) for i in range(3 if plan.options.crosses_hosts else 0)),
+        o_allreduce_blocks=graph.buffer("o_allreduce_blocks", block_cols, lamport=True),
+        mlp_allreduce_blocks=(
+            graph.buffer("mlp_allreduce_blocks", block_cols, lamport=True),
+            graph.buffer("mlp_allreduce_blocks1", block_cols, lamport=True),
         ),
     )
 
 
-def _host_slots(graph: Graph, plan: WorkPlan, index: int) -> HostSlots:
+def _declare_host_sums(graph: Graph, plan: WorkPlan, index: int) -> HostSums:
     hosts, cols = plan.options.hosts, plan.config.hidden_size
 
     def declare(name: str) -> Buffer:
         return graph.buffer(f"{name}_{index}", cols, rows=MAX_ROWS)
 
-    return HostSlots(
+    return HostSums(
         ranks=tuple(declare(f"sum_of_local_rank{local}") for local in range(max(map(len, hosts)))),
         hosts=tuple(declare(f"sum_of_host{host}") for host in range(len(hosts))),
         total=declare("sum_of_hosts"),

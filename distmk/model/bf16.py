@@ -46,8 +46,8 @@ def torch_to_bf16(tensor: Any) -> U16:
     import torch  # the caller has imported it
 
     bits = tensor.detach().to("cpu", torch.bfloat16, copy=True).contiguous().view(torch.int16)
-    found: U16 = bits.numpy().view(np.uint16)
-    return found
+    encoded: U16 = bits.numpy().view(np.uint16)
+    return encoded
 
 
 def all_finite(bits: U16) -> bool:

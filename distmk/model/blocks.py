@@ -45,7 +45,7 @@ def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
     if logits.norm is None:
         reader.refuse(logits.x, "a norm in front of the head, folded into it")
     norm, offset = reader.norms(logits.norm)
-    found: list[Operator] = [Head(str(norm), table.tensor, offset, table.scale, softcap)]
+    blocks: list[Operator] = [Head(str(norm), table.tensor, offset, table.scale, softcap)]
     x, layer = logits.x, config.num_layers
     read: tuple[Callable[[Residual, int], Operator], ...] = (reader.mlp, reader.attention)
     while isinstance(x, Residual):
@@ -53,7 +53,7 @@ def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
         for block in read:
             if not isinstance(x, Residual):
                 reader.refuse(x, f"layer {layer} of attention and MLP")
-            found.append(block(x, layer))
+            blocks.append(block(x, layer))
             x = x.x
     if not (isinstance(x, Sum) and isinstance(x.x, Embedding) and isinstance(x.x.tokens, Tokens)):
         while isinstance(x, Add) and isinstance(x.x, Add):  # find the first one that is not a residual
@@ -63,8 +63,8 @@ def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
         raise UsageError(f"forward has {config.num_layers - layer} layers; its config says {config.num_layers}")
     reader.expect("the embedding", x.x.num_tokens, config.vocab_size, "tokens")
     reader.expect("the embedding", x.cols, config.hidden_size, "columns")
-    found.append(EmbeddingBlock(x.x.table, x.x.scale))
-    return tuple(reversed(found))
+    blocks.append(EmbeddingBlock(x.x.table, x.x.scale))
+    return tuple(reversed(blocks))
 
 
 class _Reader:
@@ -130,17 +130,17 @@ class _Reader:
 
     def norms(self, first: Norm | None, *others: Norm | None) -> tuple[str | None, float]:
         """The weight of `first`, and the offset that all norms of a block share."""
-        found = [norm for norm in (first, *others) if norm]
-        for norm in found:
+        given = [norm for norm in (first, *others) if norm]
+        for norm in given:
             if norm.eps != self.config.rms_norm_eps:
                 raise UsageError(
                     f"{norm.weight} has eps {norm.eps:g}; the config's rms_norm_eps is {self.config.rms_norm_eps:g}"
                 )
-            if norm.offset != found[0].offset:
+            if norm.offset != given[0].offset:
                 raise UsageError(
-                    f"{norm.weight} has the offset {norm.offset:g}; {found[0].weight}, beside it, has {found[0].offset:g}"
+                    f"{norm.weight} has the offset {norm.offset:g}; {given[0].weight}, beside it, has {given[0].offset:g}"
                 )
-        return _weight_of(first), found[0].offset if found else 0.0
+        return _weight_of(first), given[0].offset if given else 0.0
 
     def _expect_stream(self, linear: Linear, x: Node) -> None:
         if linear.x is not x:
@@ -162,9 +162,9 @@ class _Reader:
         self.expect(linear.matrices[0].tensor, linear.cols, self.config.hidden_size, "features")
         return linear.matrices[0]
 
-    def expect(self, what: str, found: int, expected: int, unit: str) -> None:
-        if found != expected:
-            raise UsageError(f"{what} has {found} {unit}; the config calls for {expected}")
+    def expect(self, what: str, actual: int, expected: int, unit: str) -> None:
+        if actual != expected:
+            raise UsageError(f"{what} has {actual} {unit}; the config calls for {expected}")
 
     def refuse(self, node: Node, expected: str) -> NoReturn:
         inputs = ", ".join(" ".join([value.kind, *value.tensors]) for value in node.inputs)

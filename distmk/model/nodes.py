@@ -94,10 +94,10 @@ class Node:
 
     def describe(self, inputs: str = "") -> str:
         """One line: the operator with its inputs and the attributes that differ from their defaults."""
-        told = [(field, getattr(self, field.name)) for field in fields(self) if field.name != "cols"]
+        attributes = [(field, getattr(self, field.name)) for field in fields(self) if field.name != "cols"]
         parts = [
             f"{field.name}={_shown(value)}"
-            for field, value in told
+            for field, value in attributes
             if not isinstance(value, Node) and value is not None and value != field.default
         ]
         return f"{self.kind}({', '.join([inputs] * bool(inputs) + parts)}) -> {self.cols}"

@@ -181,9 +181,9 @@ def _powers(rotary_dim: int, base: float) -> Array:
 def _yarn(config: ModelConfig, scaling: YarnScaling, freq: Array) -> Array:
     """YaRN, section 3.2: `_compute_yarn_parameters` of transformers."""
 
-    def dimension(turns: float) -> float:
-        """The dimension, of rotary_dim / 2, whose pair makes `turns` turns in `original_max_position` positions."""
-        positions = scaling.original_max_position / (turns * 2 * math.pi)
+    def dimension(rotations: float) -> float:
+        """The dimension, of rotary_dim / 2, whose pair makes `rotations` rotations in `original_max_position` positions."""
+        positions = scaling.original_max_position / (rotations * 2 * math.pi)
         return config.rotary_dim * math.log(positions) / (2 * math.log(config.rope_theta))
 
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)

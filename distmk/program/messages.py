@@ -34,8 +34,8 @@ def messages_between_hosts(tables: ProgramTables) -> Ints:
 def messages_by_op(program: Program) -> dict[str, int]:
     """Messages between hosts in an iteration, by operator; operators without messages are left out."""
     tables = read_tables(program)
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, count in zip(tables.task_names(), messages_between_hosts(tables).tolist(), strict=True):
         if count:
-            found[name] = found.get(name, 0) + count
-    return found
+            counts[name] = counts.get(name, 0) + count
+    return counts

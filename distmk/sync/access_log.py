@@ -95,9 +95,9 @@ class AccessLog:
         at = bisect_left(self._begins, begin)
         interval = self._written[at] if at < len(self._begins) and self._begins[at] == begin else None
         if interval is None or interval.end != end or not self._may_join(interval, node):
-            found = self.write(begin, end, node)
-            self._written[bisect_left(self._begins, begin)].before = found
-            return found
+            dependencies = self.write(begin, end, node)
+            self._written[bisect_left(self._begins, begin)].before = dependencies
+            return dependencies
         if self._joint_writers:
             self._joint_writers.clear()
         interval.writer = self._order.on_nodes({*interval.writer.nodes, node}, self.rank)
@@ -130,13 +130,13 @@ class AccessLog:
 
     def _dependencies(self, node: int, overwritten: list[Written], readers: list[Group]) -> list[Dependency]:
         """The dependencies of `node` on the writers and readers of the intervals that it overwrites."""
-        found = [old.writer for old in overwritten if self._is_listed(old) and old.writer.latest != node]
+        dependencies = [old.writer for old in overwritten if self._is_listed(old) and old.writer.latest != node]
         for group in readers:
             if group.nodes[-1] != node:
-                found.append(self._on_readers(group))
+                dependencies.append(self._on_readers(group))
             elif others := set(group.nodes) - {node}:  # a task does not depend on itself
-                found.append(self._order.on_nodes(others, READ))
-        return found
+                dependencies.append(self._order.on_nodes(others, READ))
+        return dependencies
 
     def _is_listed(self, old: Written) -> bool:
         """Whether the writer must be listed beside the readers.

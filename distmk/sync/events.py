@@ -119,27 +119,27 @@ class _Derivation:
 
     def _conflicts(self, index: int, node: int) -> list[Dependency]:
         """The dependencies of `node` on tasks with conflicting accesses. The node's own accesses are added to the logs."""
-        found: list[Dependency] = []
+        dependencies: list[Dependency] = []
         order, task = self.order, self.graph.tasks[index]
         reader = Group([node], order.on_node(node, READ), shared=True)
         for log, begin, end in self.reads[index]:
             writers = log.read(begin, end, reader)
             if writers is not None and writers.nodes != order.barrier_nodes:
-                found.append(writers)
+                dependencies.append(writers)
         if node >= self.num_tasks and task.launch not in (LaunchKind.AHEAD, LaunchKind.SCHEDULER):
             # No list keeps its signals of two iterations apart, and a count must not mix them.
-            found.append(order.on_node(node - self.num_tasks, task.rank))
+            dependencies.append(order.on_node(node - self.num_tasks, task.rank))
         for log, begin, end in self.writes[index]:
-            found += log.write(begin, end, node)
+            dependencies += log.write(begin, end, node)
         for log, begin, end in self.owned_writes[index]:
-            found += log.write_owned(begin, end, node)
-        return found
+            dependencies += log.write_owned(begin, end, node)
+        return dependencies
 
-    def _add_waits(self, node: int, found: list[Dependency]) -> list[Dependency]:
+    def _add_waits(self, node: int, dependencies: list[Dependency]) -> list[Dependency]:
         """Add the dependencies that the clock of `node` does not imply yet, latest first, and return them."""
         kept: list[Dependency] = []
-        found.sort(key=_SORT_KEY, reverse=True)
-        for dependency in found:
+        dependencies.sort(key=_SORT_KEY, reverse=True)
+        for dependency in dependencies:
             if self.order.after(node, dependency):
                 continue
             dependency = self.order.unknown(node, dependency)

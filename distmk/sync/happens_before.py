@@ -191,8 +191,8 @@ class HappensBefore:
             self._join(node, other)
             pushes = [other] if rank in self.pushed[other % self.num_tasks] else []
         else:
-            told, pushes = self._acquired(dependency, rank)
-            np.maximum(clock, told, out=clock)
+            acquired, pushes = self._acquired(dependency, rank)
+            np.maximum(clock, acquired, out=clock)
         if not self._may_idle[node % self.num_tasks]:  # else the node proves nothing about its waits
             for push in pushes:
                 self._push_waiters[(push, rank)].append(node)

@@ -65,16 +65,16 @@ class Tier:
     def cut(self, begin: int, end: int) -> list[Entry]:
         """Remove [begin, end), and return the entries that overlapped it. Their parts outside stay."""
         first, last = self.span(begin, end)
-        found = self.entries[first:last]
-        if found:
+        overlapping = self.entries[first:last]
+        if overlapping:
             pieces = []
-            if found[0].begin < begin:
-                pieces.append(found[0].piece(found[0].begin, begin))
-            if found[-1].end > end:
-                pieces.append(found[-1].piece(end, found[-1].end))
+            if overlapping[0].begin < begin:
+                pieces.append(overlapping[0].piece(overlapping[0].begin, begin))
+            if overlapping[-1].end > end:
+                pieces.append(overlapping[-1].piece(end, overlapping[-1].end))
             self.entries[first:last] = pieces
             self.begins[first:last] = [piece.begin for piece in pieces]
-        return found
+        return overlapping
 
 
 class IntervalMap:

@@ -109,8 +109,8 @@ class VectorClocks:
 
     def settle_idle(self, node: int, clock: VectorClock) -> None:
         """Store the clock that signals of `node`, which may idle, prove. `clock`: the node's clock without its waits."""
-        told = self.idle[node] = clock.copy()
-        told[self.chain[node]] = max(told[self.chain[node]], self.position[node])
+        settled = self.idle[node] = clock.copy()
+        settled[self.chain[node]] = max(settled[self.chain[node]], self.position[node])
 
     def happened(self, node: int, clock: VectorClock) -> bool:
         """Whether `clock` knows that `node` is done."""

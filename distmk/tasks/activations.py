@@ -43,7 +43,7 @@ class JobTask(Task):
     launch: LaunchKind = LaunchKind.SPREAD
     rows: RowSet = RowSet.ALL
 
-    runs_shares: ClassVar[bool] = True
+    loops_over_instances: ClassVar[bool] = True
 
     def max_instances(self) -> int:
         return MAX_BUCKET_ROWS

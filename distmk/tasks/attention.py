@@ -48,7 +48,7 @@ class AttentionArgs(ctypes.Structure):
         ("partials", c_uint64),  # f32 [q head, slice, row, split, PARTIAL_FLOATS]
         # bf16 [q head, split, FUSED_PARTIAL_HEADER + head_dim]: the partials of a single row; 0: they go to `partials`
         ("fused_partials", c_uint64),
-        ("reset", c_uint64),  # fused partials to be reset, laid out the same; 0: none
+        ("lamport_reset", c_uint64),  # fused partials to be reset, laid out the same; 0: none
         ("batch", c_uint64),
         ("num_q", c_uint16),
         ("num_kv", c_uint16),
@@ -59,15 +59,15 @@ class AttentionArgs(ctypes.Structure):
         ("page_size", c_uint32),
         ("max_pages", c_uint32),
         ("num_pages", c_uint32),
-        ("max_splits", c_uint32),
-        ("min_split", c_uint32),
-        ("split_budget", c_uint32),
+        ("max_kv_splits", c_uint32),
+        ("min_kv_split_len", c_uint32),
+        ("kv_split_budget", c_uint32),
         ("window", c_uint32),  # positions that a row sees, its own included
         ("eps", c_float),
         ("scores", ScoreArgs),
         ("num_positions", c_uint32),  # rows of the rope table
         ("qkv_stride", c_uint32),  # elements from one row of qkv to the next
-        ("polls", c_uint8),  # 1: poll qkv
+        ("polls_qkv", c_uint8),  # 1: poll qkv
         ("long_splits", c_uint8),  # 1: a split may have more than POSITIONS_PER_PASS positions
         ("num_slots", c_uint16),
         (
@@ -87,12 +87,12 @@ class Attention(Task):
     and V, so that every position has one writer. A row sees `shape.window` positions up to its own. Positions that no
     row sees belong to no split.
 
-    polls: `qkv` is a Lamport buffer. The task may poll its rows before its waits are met, however many rows there are.
+    polls_qkv: `qkv` is a Lamport buffer. The task may poll its rows before its waits are met, however many rows there are.
 
     fused_partials: if an iteration has a single row that sees at most `shape.fused_combine_len` positions, its partials
     go here instead, for the `Linear` tasks that combine them. Each partial is the log of the sum of its exponentials
     (log-sum-exp), followed in bf16 by the output divided by that sum. The buffer is a Lamport buffer, published in
-    whole 32-bit words. `reset`, an older buffer of the rotation (`lower/rotating.py`), is reset in every iteration.
+    whole 32-bit words. `lamport_reset`, an older buffer of the rotation (`lower/rotating.py`), is reset in every iteration.
 
     long_splits: a split may have more than `POSITIONS_PER_PASS` positions. GPUs then stream its keys and values through
     the pipeline like weights, ahead of the task.
@@ -111,29 +111,29 @@ class Attention(Task):
     q_norm: Slab | None = None
     k_norm: Slab | None = None
     fused_partials: Region | None = None
-    reset: Region | None = None
+    lamport_reset: Region | None = None
     eps: float = 0.0
-    polls: bool = False
+    polls_qkv: bool = False
     long_splits: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionArgs
     polls_inputs: ClassVar[bool] = True
     counts_work_items: ClassVar[bool] = True
-    runs_shares: ClassVar[bool] = True
+    loops_over_instances: ClassVar[bool] = True
     hot_variants: ClassVar[int] = 1
 
     def dtypes(self) -> Mapping[str, str | None]:
-        caches = {"k_cache": "bf16", "v_cache": "bf16", "fused_partials": "bf16", "reset": "bf16"}
+        caches = {"k_cache": "bf16", "v_cache": "bf16", "fused_partials": "bf16", "lamport_reset": "bf16"}
         return {"qkv": "f32", **caches, "page_table": "i32", "partials": "f32", "batch": None}
 
     def reads(self) -> Iterable[Region]:
         return (self.qkv, self.k_cache, self.v_cache, self.page_table, self.batch)
 
     def writes(self) -> Iterable[Region]:
-        return filter(None, (self.k_cache, self.v_cache, self.partials, self.fused_partials, self.reset))
+        return filter(None, (self.k_cache, self.v_cache, self.partials, self.fused_partials, self.lamport_reset))
 
     def max_instances(self) -> int:
-        return self.shape.num_kv * MAX_ROWS * self.shape.max_splits
+        return self.shape.num_kv * MAX_ROWS * self.shape.max_kv_splits
 
     def derived(self, layout: Layout) -> dict[str, Any]:
         s = self.shape
@@ -146,14 +146,14 @@ class Attention(Task):
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
-        return int(args.num_kv * MAX_ROWS * args.max_splits)
+        return int(args.num_kv * MAX_ROWS * args.max_kv_splits)
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
         require(step.max_positions <= args.num_positions, "the rope table has too few positions")
         check_fixed_splits(args, step.max_positions)
         seen = most_seen(step.max_positions, args.window)
-        is_long = args.split_budget and seen > fewest_splits(args, step.max_slots) * POSITIONS_PER_PASS
+        is_long = args.kv_split_budget and seen > fewest_splits(args, step.max_slots) * POSITIONS_PER_PASS
         require(bool(args.long_splits or not is_long), "a split may be longer than long_splits says")
         check_slot_capacity(args, step)
 
@@ -172,10 +172,10 @@ class Attention(Task):
         cls._check_kind(args)
         qkv_cols = (args.num_q + 2 * args.num_kv) * args.head_dim
         cache_bytes = 2 * args.num_pages * args.num_kv * args.page_size * args.head_dim
-        part_bytes = 4 * args.num_q * num_slices(args.head_dim) * partial_cols(args.max_splits)
+        part_bytes = 4 * args.num_q * num_slices(args.head_dim) * partial_cols(args.max_kv_splits)
         qkv = f32_access(False, rank, args.qkv, qkv_cols, MAX_ROWS, args.qkv_stride)
-        found = [
-            qkv._replace(early=bool(args.polls)),
+        accesses = [
+            qkv._replace(early=bool(args.polls_qkv)),
             constant_access(rank, args.rope, 4 * args.head_dim, args.num_positions),
             access(False, rank, args.page_table, 4 * args.num_slots * args.max_pages, content=page_table_content(args)),
             batch_access(rank, args.batch),
@@ -190,15 +190,15 @@ class Attention(Task):
                 align_bytes=16,
                 content=splits_content("fused partials", args),
             )
-            found.append(fused)
-            if args.reset:
-                space, offset = split_operand(args.reset)
-                found.append(fused._replace(space=int(space), offset=offset, clears=True))
+            accesses.append(fused)
+            if args.lamport_reset:
+                space, offset = split_operand(args.lamport_reset)
+                accesses.append(fused._replace(space=int(space), offset=offset, clears=True))
         pages: Content = ("KV cache", args.page_size, args.num_pages, args.num_kv, args.head_dim)
         for cache in (args.k_cache, args.v_cache):
-            found += [access(write, rank, cache, cache_bytes, content=pages) for write in (False, True)]
-        found += [constant_access(rank, norm, 4, args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
-        return found
+            accesses += [access(write, rank, cache, cache_bytes, content=pages) for write in (False, True)]
+        accesses += [constant_access(rank, norm, 4, args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
+        return accesses
 
 
 @task_type(24, "general_attention")
@@ -246,8 +246,8 @@ def _check_attention(args: Any) -> None:
         "a query head has no KV head",
     )
     require((args.kv_begin + args.num_kv) * args.group < 2**32, "there are too many KV heads")
-    require(args.polls <= 1 and args.long_splits <= 1, "a flag is neither 0 nor 1")
-    require(args.split_budget > 0 or not args.long_splits, "fixed splits are not streamed")
-    require(args.split_budget > 0 or not args.fused_combine_len, "fixed splits are combined by a task of their own")
+    require(args.polls_qkv <= 1 and args.long_splits <= 1, "a flag is neither 0 nor 1")
+    require(args.kv_split_budget > 0 or not args.long_splits, "fixed splits are not streamed")
+    require(args.kv_split_budget > 0 or not args.fused_combine_len, "fixed splits are combined by a task of their own")
     if not args.fused_partials:
-        require(not args.fused_combine_len and not args.reset, "there are no fused partials")
+        require(not args.fused_combine_len and not args.lamport_reset, "there are no fused partials")

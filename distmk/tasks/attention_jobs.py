@@ -68,7 +68,7 @@ class AppendKv(JobTask):
     eps: float = 0.0
 
     Args: ClassVar[type[ctypes.Structure]] = AppendKvArgs
-    prepares: ClassVar[bool] = True
+    has_prologue: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
@@ -93,14 +93,14 @@ class AppendKv(JobTask):
         _check_heads(args)
         q_cols, qkv_cols = args.num_q * args.head_dim, (args.num_q + 2 * args.num_kv) * args.head_dim
         require(qkv_cols <= MAX_QKV_COLS, "a row has too many heads")
-        found = [
+        accesses = [
             bf16_access(False, rank, args.qkv, qkv_cols, MAX_BUCKET_ROWS, args.qkv_stride),
             bf16_access(True, rank, args.q, q_cols, MAX_BUCKET_ROWS, args.q_stride),
             constant_access(rank, args.rope, 4 * args.head_dim, args.num_positions),
             *_cache_accesses(args, rank, write=True),
             *job_batch_accesses(rank, args.batch),
         ]
-        return found + [constant_access(rank, norm, 4, args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
+        return accesses + [constant_access(rank, norm, 4, args.head_dim) for norm in (args.q_norm, args.k_norm) if norm]
 
 
 class AttentionJobsArgs(ctypes.Structure):
@@ -152,7 +152,7 @@ class AttentionJobs(JobTask):
     tiled: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionJobsArgs
-    prepares: ClassVar[bool] = True
+    has_prologue: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:

@@ -93,8 +93,8 @@ class Put(Task):
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         num_bytes = args.num_bytes * rows_of(args.batch)
-        found = [access(False, rank, args.src, num_bytes), access(True, args.dst_rank, args.dst, num_bytes)]
-        return [*found, batch_access(rank, args.batch)] if args.batch else found
+        accesses = [access(False, rank, args.src, num_bytes), access(True, args.dst_rank, args.dst, num_bytes)]
+        return [*accesses, batch_access(rank, args.batch)] if args.batch else accesses
 
 
 class SumArgs(ctypes.Structure):
@@ -102,15 +102,15 @@ class SumArgs(ctypes.Structure):
         ("blocks", c_uint64),
         ("dst", c_uint64),
         ("out_bf16", c_uint64),  # bf16 columns of every row, dst rounded; 0: none
-        ("reset", c_uint64),  # columns to be reset, laid out as `out_bf16`; 0: none
+        ("lamport_reset", c_uint64),  # columns to be reset, laid out as `out_bf16`; 0: none
         ("batch", c_uint64),
         ("block_stride", c_uint64),  # bytes from one block to the next
         ("num_blocks", c_uint32),
-        ("num", c_uint32),  # columns of a block
+        ("num_cols", c_uint32),  # columns of a block
         ("dst_stride", c_uint32),  # elements from one row of dst to the next
         ("out_bf16_stride", c_uint32),
-        ("add", c_uint32),  # 1: add to dst
-        ("polls", c_uint32),  # 1: poll the blocks, and reset them
+        ("accumulates", c_uint32),  # 1: add to dst
+        ("polls_blocks", c_uint32),  # 1: poll the blocks, and reset them
         ("block_gap", c_uint32),  # elements between the rows of a block
         ("pad", c_uint32),
         ("input_norm", InputNormArgs),  # host only
@@ -124,10 +124,10 @@ class Sum(Task):
 
     A block is f32 [rows, columns of dst] without gaps in a buffer of one row, as Epilogue.PUSH writes it, or it is
     columns of every row. Blocks are equally spaced. dst: f32 columns of every row. out_bf16: the same columns rounded
-    to bf16, for tasks that multiply them. reset: see `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore
+    to bf16, for tasks that multiply them. lamport_reset: see `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore
     them.
 
-    polls: the blocks are in a Lamport buffer (`Buffer.lamport`). The task polls for non-zero elements before its waits
+    polls_blocks: the blocks are in a Lamport buffer (`Buffer.lamport`). The task polls for non-zero elements before its waits
     are met, and resets them. PUSH writes zeros as negative zeros, which do not change the sum. Between two sums one
     task pushes each block, and this task waits for nothing else.
     """
@@ -135,32 +135,32 @@ class Sum(Task):
     blocks: tuple[Region, ...] = ()
     dst: Region = None  # type: ignore[assignment]
     out_bf16: Region | None = None
-    reset: Region | None = None
+    lamport_reset: Region | None = None
     batch: Region | None = None
-    add: bool = False
-    polls: bool = False
+    accumulates: bool = False
+    polls_blocks: bool = False
     input_norm: Slab | None = None
     squares: Region | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = SumArgs
     polls_inputs: ClassVar[bool] = True
     resets_rows: ClassVar[bool] = True
-    completes_early: ClassVar[EarlyCompletion | None] = EarlyCompletion("polls", N_TILE)
+    completes_early: ClassVar[EarlyCompletion | None] = EarlyCompletion("polls_blocks", N_TILE)
     hot_variants: ClassVar[int] = 1
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"blocks": "f32", "dst": "f32", "out_bf16": "bf16", "reset": "bf16", "squares": "f32"}
+        return {"blocks": "f32", "dst": "f32", "out_bf16": "bf16", "lamport_reset": "bf16", "squares": "f32"}
 
     def reads(self) -> Iterable[Region]:
         yield from self.blocks
-        if self.add:
+        if self.accumulates:
             yield self.dst
         if self.batch:
             yield self.batch
 
     def writes(self) -> Iterable[Region]:
-        yield from filter(None, (self.dst, self.out_bf16, self.reset, self.squares))
-        if self.polls:
+        yield from filter(None, (self.dst, self.out_bf16, self.lamport_reset, self.squares))
+        if self.polls_blocks:
             yield from self.blocks
 
     def derived(self, layout: Layout) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Sum(Task):
             "blocks": begins[0],
             "block_stride": strides.pop(),
             "num_blocks": len(self.blocks),
-            "num": self.dst.cols,
+            "num_cols": self.dst.cols,
             "dst_stride": self.dst.buffer.cols,
             "out_bf16_stride": self.out_bf16.buffer.cols if self.out_bf16 else 0,
             "block_gap": buffer.cols - self.dst.cols if buffer.rows > 1 else 0,
@@ -181,9 +181,9 @@ class Sum(Task):
         }
 
     def oracle(self, values: Values) -> Mapping[Region, Any]:
-        if self.batch or self.polls or self.reset or self.squares:
+        if self.batch or self.polls_blocks or self.lamport_reset or self.squares:
             return super().oracle(values)
-        total = values[self.dst] if self.add else 0
+        total = values[self.dst] if self.accumulates else 0
         for block in self.blocks:
             total = total + values[block]
         return dict.fromkeys(self.writes(), total)
@@ -191,23 +191,27 @@ class Sum(Task):
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         require(args.num_blocks > 0, "there are no blocks")
-        require(args.add <= 1 and args.polls <= 1, "a flag is neither 0 nor 1")
-        require(bool(args.out_bf16 or not args.reset), "there is no out_bf16 to reset")
+        require(args.accumulates <= 1 and args.polls_blocks <= 1, "a flag is neither 0 nor 1")
+        require(bool(args.out_bf16 or not args.lamport_reset), "there is no out_bf16 to reset")
         rows = rows_of(args.batch)
         blocks = [
-            f32_access(False, rank, args.blocks + b * args.block_stride, args.num, rows, args.num + args.block_gap)
+            f32_access(
+                False, rank, args.blocks + b * args.block_stride, args.num_cols, rows, args.num_cols + args.block_gap
+            )
             for b in range(args.num_blocks)
         ]
-        found = [block._replace(early=bool(args.polls)) for block in blocks]
-        if args.polls:
-            found += [block._replace(write=True, clears=True) for block in blocks]
-        dst = f32_access(True, rank, args.dst, args.num, rows, args.dst_stride)
-        found.append(dst)
-        if args.add:
-            found.append(dst._replace(write=False, early=bool(args.polls)))
+        accesses = [block._replace(early=bool(args.polls_blocks)) for block in blocks]
+        if args.polls_blocks:
+            accesses += [block._replace(write=True, clears=True) for block in blocks]
+        dst = f32_access(True, rank, args.dst, args.num_cols, rows, args.dst_stride)
+        accesses.append(dst)
+        if args.accumulates:
+            accesses.append(dst._replace(write=False, early=bool(args.polls_blocks)))
         if args.out_bf16:
-            found += vector_accesses(rank, args.out_bf16, args.reset, args.num, rows, args.out_bf16_stride)
-        found += input_norm_accesses(args, rank, args.num)
+            accesses += vector_accesses(
+                rank, args.out_bf16, args.lamport_reset, args.num_cols, rows, args.out_bf16_stride
+            )
+        accesses += input_norm_accesses(args, rank, args.num_cols)
         if args.batch:
-            found.append(batch_access(rank, args.batch))
-        return found
+            accesses.append(batch_access(rank, args.batch))
+        return accesses

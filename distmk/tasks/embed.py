@@ -20,11 +20,11 @@ class EmbedArgs(ctypes.Structure):
         ("table", c_uint64),  # bf16 [last_token - first_token, k]: this rank's rows of the embedding
         ("out", c_uint64),
         ("out_bf16", c_uint64),  # STORE: bf16 columns of every row, the same values; 0: none
-        ("reset", c_uint64),  # STORE: columns to be reset, laid out as `out_bf16`; 0: none
+        ("lamport_reset", c_uint64),  # STORE: columns to be reset, laid out as `out_bf16`; 0: none
         ("batch", c_uint64),
         ("k", c_uint32),  # columns of the table
         ("col_begin", c_uint32),
-        ("n", c_uint32),  # columns of this task
+        ("num_cols", c_uint32),  # columns of this task
         ("out_stride", c_uint32),
         ("out_bf16_stride", c_uint32),
         ("first_token", c_uint32),
@@ -41,14 +41,14 @@ class Embed(Task):
 
     table: bf16 [tokens of this rank, k]. Rows whose token belongs to another rank are zero, so that the sum over ranks
     is the lookup. out: f32 columns of every row (STORE), or an f32 [rows, num_cols] block in every rank's slot (PUSH).
-    out_bf16, reset: see `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore them.
+    out_bf16, lamport_reset: see `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore them.
     """
 
     table: Slab = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
     out_bf16: Region | None = None
-    reset: Region | None = None
+    lamport_reset: Region | None = None
     col_begin: int = 0
     num_cols: int = 0
     first_token: int = 0
@@ -61,7 +61,7 @@ class Embed(Task):
     resets_rows: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"out": "f32", "out_bf16": "bf16", "reset": "bf16", "batch": None, "squares": "f32"}
+        return {"out": "f32", "out_bf16": "bf16", "lamport_reset": "bf16", "batch": None, "squares": "f32"}
 
     def reads(self) -> Iterable[Region]:
         return (self.batch,)
@@ -69,12 +69,12 @@ class Embed(Task):
     def writes(self) -> Iterable[Region]:
         if self.epilogue is Epilogue.PUSH:
             return [self.out.on(rank) for rank in range(self.num_ranks)]
-        return filter(None, (self.out, self.out_bf16, self.reset, self.squares))
+        return filter(None, (self.out, self.out_bf16, self.lamport_reset, self.squares))
 
     def derived(self, layout: Layout) -> dict[str, Any]:
         return {
             "k": self.table.weight.cols,
-            "n": self.num_cols,
+            "num_cols": self.num_cols,
             "out_stride": self.out.buffer.cols,
             "out_bf16_stride": self.out_bf16.buffer.cols if self.out_bf16 else 0,
             "last_token": self.first_token + self.table.rows,
@@ -85,9 +85,9 @@ class Embed(Task):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         check_epilogue(args)
         require(args.epilogue in (Epilogue.STORE, Epilogue.PUSH), "the epilogue is neither STORE nor PUSH")
-        require(args.col_begin + args.n <= args.k, "columns that the table does not have")
-        require(bool(args.out_bf16 or not args.reset), "there is no out_bf16 to reset")
+        require(args.col_begin + args.num_cols <= args.k, "columns that the table does not have")
+        require(bool(args.out_bf16 or not args.lamport_reset), "there is no out_bf16 to reset")
         num_tokens = args.last_token - args.first_token
-        found = [weight_access(rank, args.table, args.k, num_tokens), batch_access(rank, args.batch)]
-        found += input_norm_accesses(args, rank, args.n)
-        return found + output_accesses(args, rank, num_ranks, args.n)
+        accesses = [weight_access(rank, args.table, args.k, num_tokens), batch_access(rank, args.batch)]
+        accesses += input_norm_accesses(args, rank, args.num_cols)
+        return accesses + output_accesses(args, rank, num_ranks, args.num_cols)

@@ -49,41 +49,44 @@ def output_accesses(args: Any, rank: int, num_ranks: int, num_cols: int) -> list
     if args.epilogue == Epilogue.PUSH:
         return [access(True, d, args.out, 4 * num_cols * rows) for d in range(num_ranks)]
     if args.epilogue in GATED:
-        return vector_accesses(rank, args.out, args.reset, num_cols, rows, args.out_stride)
+        return vector_accesses(rank, args.out, args.lamport_reset, num_cols, rows, args.out_stride)
     if not args.out_bf16:
-        return vector_accesses(rank, args.out, args.reset, num_cols, rows, args.out_stride, f32_access)
+        return vector_accesses(rank, args.out, args.lamport_reset, num_cols, rows, args.out_stride, f32_access)
     out = f32_access(True, rank, args.out, num_cols, rows, args.out_stride)
-    return [out, *vector_accesses(rank, args.out_bf16, args.reset, num_cols, rows, args.out_bf16_stride)]
+    return [out, *vector_accesses(rank, args.out_bf16, args.lamport_reset, num_cols, rows, args.out_bf16_stride)]
 
 
 class LinearArgs(ctypes.Structure):
     _fields_ = [
         ("x", c_uint64),  # bf16 [rows, k]
-        ("weight", c_uint64),  # [n, k] in `format` ([2n, k] where gated: gate rows, then up rows)
-        ("bias", c_uint64),  # f32 [n or 2n]; 0: none
+        (
+            "weight",
+            c_uint64,
+        ),  # [num_features, k] in `format` ([2 num_features, k] where gated: gate rows, then up rows)
+        ("bias", c_uint64),  # f32 [num_features, or twice as many where gated]; 0: none
         ("out", c_uint64),
         ("out_bf16", c_uint64),  # STORE, ADD: bf16 columns of every row, `out` rounded; 0: none
-        ("reset", c_uint64),  # columns to be reset, laid out as `out_bf16`, or as `out` without it; 0: none
+        ("lamport_reset", c_uint64),  # columns to be reset, laid out as `out_bf16`, or as `out` without it; 0: none
         # bf16 [head, split, FUSED_PARTIAL_HEADER + head_dim]: the partials of a single row; 0: the row is in x
         ("fused_partials", c_uint64),
         ("batch", c_uint64),
         ("logits", c_uint64),  # ARGMAX: f32 columns of every row; 0: none are stored
         ("k", c_uint32),
-        ("n", c_uint32),
+        ("num_features", c_uint32),
         ("x_stride", c_uint32),  # elements
         ("out_stride", c_uint32),
         ("out_bf16_stride", c_uint32),
         ("epilogue", c_uint32),
-        ("normalized", c_uint32),  # 1: sums are multiplied by 1/rms of the row of x
+        ("applies_rms", c_uint32),  # 1: sums are multiplied by 1/rms of the row of x
         ("eps", c_float),
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
-        ("polls", c_uint32),  # 1: poll x, or the fused partials
+        ("polls_x", c_uint32),  # 1: poll x, or the fused partials
         ("head_dim", c_uint32),  # head size of the fused partials; the next five describe their attention
-        ("max_splits", c_uint32),
-        ("min_split", c_uint32),
-        ("split_budget", c_uint32),
+        ("max_kv_splits", c_uint32),
+        ("min_kv_split_len", c_uint32),
+        ("kv_split_budget", c_uint32),
         ("window", c_uint32),
         ("fused_combine_len", c_uint32),  # positions that a single row in `fused_partials` sees at most
         ("keeps_logits", c_uint32),  # 1: logits of all sampled rows are stored; 0: of the rows that need them
@@ -99,21 +102,21 @@ class Linear(Task):
     """out = epilogue(x @ slab.T / rms(x) + bias): bf16 activations, weights of any format, float32 accumulation.
 
     x: bf16 [rows, k].
-    slab: [n, k] ([2n, k] if gated).
-    out: f32 columns of every row (STORE, ADD), bf16 columns (gated), an f32 [rows, n] block in every rank's slot
+    slab: [num_features, k] ([2 num_features, k] if gated).
+    out: f32 columns of every row (STORE, ADD), bf16 columns (gated), an f32 [rows, num_features] block in every rank's slot
       (PUSH), or one Candidate for each sampled row (ARGMAX).
     out_bf16: the columns of STORE or ADD rounded to bf16 (to nearest, ties to even), for tasks that multiply them.
     logits: f32 columns of the rows that are drawn or scored (`RowSample`), or of all sampled rows (`keeps_logits`).
     softcap: logits are stored as softcap * tanh(logit / softcap); 0: unchanged.
 
-    normalized: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's
+    applies_rms: the float32 sums are multiplied by 1/rms of the row of x, before bias and epilogue. With the norm's
     weight multiplied into the columns of the matrix (`Weight.col_scale`), this is a linear layer behind an RMSNorm.
 
-    polls: x is in a Lamport buffer (`Buffer.lamport`). An element that is not zero has been published, and may be used
+    polls_x: x is in a Lamport buffer (`Buffer.lamport`). An element that is not zero has been published, and may be used
     before the task's waits are met. Results of up to eight rows may then be written, too, but the task is complete only
     once its waits are met. Zeros are published as negative zeros.
 
-    reset: the same columns of `out_bf16`, or of `out` without it, in an older buffer of the rotation
+    lamport_reset: the same columns of `out_bf16`, or of `out` without it, in an older buffer of the rotation
     (`lower/rotating.py`). They are zeroed in `Batch.num_reset_rows` rows.
 
     fused_partials: a single decode row is not in x but in these partials of attention of `shape`
@@ -128,17 +131,17 @@ class Linear(Task):
     out: Region = None  # type: ignore[assignment]
     batch: Region | None = None
     out_bf16: Region | None = None
-    reset: Region | None = None
+    lamport_reset: Region | None = None
     bias: Slab | None = None
     epilogue: Epilogue = Epilogue.STORE
-    normalized: bool = False
+    applies_rms: bool = False
     eps: float = 0.0
     num_ranks: int = 1
     first_token: int = 0
     logits: Region | None = None
     keeps_logits: bool = False
     softcap: float = 0.0
-    polls: bool = False
+    polls_x: bool = False
     fused_partials: Region | None = None
     shape: AttentionShape | None = None
 
@@ -169,7 +172,7 @@ class Linear(Task):
             "x": "bf16",
             "out": out,
             "out_bf16": "bf16",
-            "reset": "bf16" if self.out_bf16 else out,
+            "lamport_reset": "bf16" if self.out_bf16 else out,
             "logits": "f32",
             "fused_partials": "bf16",
         }
@@ -183,7 +186,7 @@ class Linear(Task):
     def writes(self) -> Iterable[Region]:
         if self.epilogue is Epilogue.PUSH:
             return [self.out.on(rank) for rank in range(self.num_ranks)]
-        return [region for region in (self.out, self.out_bf16, self.reset, self.logits) if region]
+        return [region for region in (self.out, self.out_bf16, self.lamport_reset, self.logits) if region]
 
     def weight_bytes(self) -> int:
         return self.slab.num_bytes
@@ -195,7 +198,7 @@ class Linear(Task):
             "weight": layout.operand(self.slab),
             "k": self.x.cols,
             "k_pitch": self.slab.weight.pitch,
-            "n": self.slab.rows // 2 if self.epilogue in GATED else self.slab.rows,
+            "num_features": self.slab.rows // 2 if self.epilogue in GATED else self.slab.rows,
             "x_stride": self.x.buffer.cols,
             "out_stride": self.out.buffer.cols,
             "out_bf16_stride": self.out_bf16.buffer.cols if self.out_bf16 else 0,
@@ -206,9 +209,9 @@ class Linear(Task):
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_polls(args)
-        found = product_accesses(args, rank, num_ranks)
+        accesses = product_accesses(args, rank, num_ranks)
         if not args.fused_partials:
-            return found
+            return accesses
         fused_partials = access(
             False,
             rank,
@@ -217,33 +220,40 @@ class Linear(Task):
             align_bytes=16,
             content=splits_content("fused partials", args),
         )
-        return [*found, fused_partials._replace(early=bool(args.polls))]
+        return [*accesses, fused_partials._replace(early=bool(args.polls_x))]
 
 
 def product_accesses(args: Any, rank: int, num_ranks: int) -> list[Access]:
-    """The operands and results of a linear task, polled or not. Task types without a field `polls` do not poll."""
+    """The operands and results of a linear task, polled or not. Task types without a field `polls_x` do not poll."""
     _check_linear(args)
-    rows, halves, polls = rows_of(args.batch), 2 if args.epilogue in GATED else 1, bool(getattr(args, "polls", False))
+    rows, halves, polls = rows_of(args.batch), 2 if args.epilogue in GATED else 1, bool(getattr(args, "polls_x", False))
     x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
-    found = [x._replace(early=polls), weight_access(rank, args.weight, args.k_pitch, args.n * halves, args.format)]
+    accesses = [
+        x._replace(early=polls),
+        weight_access(rank, args.weight, args.k_pitch, args.num_features * halves, args.format),
+    ]
     if args.epilogue == Epilogue.ADD:
-        found.append(f32_access(False, rank, args.out, args.n, rows, args.out_stride)._replace(early=polls))
+        accesses.append(
+            f32_access(False, rank, args.out, args.num_features, rows, args.out_stride)._replace(early=polls)
+        )
     if args.bias:
-        found.append(constant_access(rank, args.bias, 4, args.n * halves))
+        accesses.append(constant_access(rank, args.bias, 4, args.num_features * halves))
     if args.batch:
-        found.append(batch_access(rank, args.batch))
+        accesses.append(batch_access(rank, args.batch))
     if args.epilogue == Epilogue.ARGMAX:
-        found.append(access(True, rank, args.out, ctypes.sizeof(Candidate) * MAX_ROWS))
+        accesses.append(access(True, rank, args.out, ctypes.sizeof(Candidate) * MAX_ROWS))
         if args.logits:
-            found.append(f32_access(True, rank, args.logits, args.n, rows, args.logits_stride))
-        return found
-    return found + output_accesses(args, rank, num_ranks, args.n)
+            accesses.append(f32_access(True, rank, args.logits, args.num_features, rows, args.logits_stride))
+        return accesses
+    return accesses + output_accesses(args, rank, num_ranks, args.num_features)
 
 
 def check_epilogue(args: Any) -> None:
     """Raise ValueError if a linear task or the embedding has operands that its epilogue does not take."""
     require(args.epilogue in (Epilogue.STORE, Epilogue.ADD) or not args.out_bf16, "the epilogue has no out_bf16")
-    require(args.epilogue not in (Epilogue.PUSH, Epilogue.ARGMAX) or not args.reset, "the epilogue has no reset")
+    require(
+        args.epilogue not in (Epilogue.PUSH, Epilogue.ARGMAX) or not args.lamport_reset, "the epilogue has no reset"
+    )
 
 
 def _check_linear(args: Any) -> None:
@@ -253,11 +263,11 @@ def _check_linear(args: Any) -> None:
     require(0 <= args.softcap < math.inf, "softcap is no limit")
     require(args.keeps_logits <= 1, "a flag is neither 0 nor 1")
     require(args.k_pitch in (args.k, padded_cols(args.k)), "rows of the weight are not of k columns")
-    require(args.x not in (args.out, args.out_bf16, args.reset), "x is an output")
+    require(args.x not in (args.out, args.out_bf16, args.lamport_reset), "x is an output")
 
 
 def _check_polls(args: Any) -> None:
-    require(args.normalized <= 1 and args.polls <= 1, "a flag is neither 0 nor 1")
+    require(args.applies_rms <= 1 and args.polls_x <= 1, "a flag is neither 0 nor 1")
     if args.fused_partials:
         require(
             args.batch != 0 and args.epilogue != Epilogue.ARGMAX, "a fused combine without a batch, or before ARGMAX"
@@ -266,6 +276,8 @@ def _check_polls(args: Any) -> None:
         require(
             args.k % args.head_dim == 0 and args.k <= MAX_FUSED_COMBINE_COLS, "a fused combine of other heads than x"
         )
-        require(args.fused_partials not in (args.out, args.out_bf16, args.reset), "the fused partials are an output")
+        require(
+            args.fused_partials not in (args.out, args.out_bf16, args.lamport_reset), "the fused partials are an output"
+        )
     else:
         require(not args.fused_combine_len, "there are no fused partials")

@@ -36,10 +36,10 @@ class LinearJobsArgs(ctypes.Structure):
         ("reduced_rows", c_uint32),
         ("out_stride", c_uint32),  # elements of a row of `out`; gated: columns of the activations
         ("epilogue", c_uint32),  # Epilogue
-        ("num_splits", c_uint32),  # PARTS: parts of k, each with its own slot
-        ("slot", c_uint32),  # PARTS: this rank's first one
+        ("num_k_splits", c_uint32),  # PARTS: parts of k, each a part of the sum
+        ("first_part", c_uint32),  # PARTS: this rank's first one
         ("tiled", c_uint32),
-        ("sampled", c_uint32),  # maximum of sampled rows, if x has only these; 0: x has all rows
+        ("max_sampled_rows", c_uint32),  # maximum of sampled rows, if x has only these; 0: x has all rows
         ("softcap", c_float),  # LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
         ("scale", c_float),  # factor of x @ weight.T, host only; 0: none
         ("format", c_uint32),  # format of the weight (distmk/formats)
@@ -62,7 +62,7 @@ class LinearJobs(JobTask):
     STORE: bf16 [MAX_BUCKET_ROWS, out_stride].
     gated: activations of num_rows / 2 columns.
     LOGITS: f32 [maximum of sampled rows, out_stride].
-    PARTS: f32 [owned_rows(num_ranks), slots * num_rows]. Split s of the sum over k goes to columns [(slot + s) *
+    PARTS: f32 [owned_rows(num_ranks), parts * num_rows]. Split s of the sum over k goes to columns [(first_part + s) *
       num_rows, ...) on the rank that owns the row. With n rows and R ranks, rank r owns the rows from r * ceil(n / R) on;
       they are the first rows of its buffer.
 
@@ -75,15 +75,15 @@ class LinearJobs(JobTask):
     partition: Partition = None  # type: ignore[assignment]
     bias: Slab | None = None
     epilogue: Epilogue = Epilogue.STORE
-    num_splits: int = 1
-    slot: int = 0
+    num_k_splits: int = 1
+    first_part: int = 0
     num_ranks: int = 1
     tiled: bool = False
     softcap: float = 0.0
     scale: float = 1.0
 
     Args: ClassVar[type[ctypes.Structure]] = LinearJobsArgs
-    prepares: ClassVar[bool] = True
+    has_prologue: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
     writes_peers: ClassVar[bool] = True
 
@@ -115,7 +115,7 @@ class LinearJobs(JobTask):
         n, weight, out = self.slab.rows, self.slab.weight, layout.operand(self.out)
         return {
             "weight": layout.operand(self.slab),
-            "out": out - 4 * self.slot * n if self.epilogue is Epilogue.PARTS else out,
+            "out": out - 4 * self.first_part * n if self.epilogue is Epilogue.PARTS else out,
             "k": weight.cols,
             "k_pitch": weight.pitch,
             "num_rows": n,
@@ -123,7 +123,7 @@ class LinearJobs(JobTask):
             "num_reduced": self.partition.num_reduced,
             "reduced_rows": self.partition.reduced,
             "out_stride": n // 2 if self.epilogue in GATED else self.out.buffer.cols,
-            "sampled": self.out.buffer.rows if self.rows is RowSet.SAMPLED else 0,
+            "max_sampled_rows": self.out.buffer.rows if self.rows is RowSet.SAMPLED else 0,
             "scale": self.scale if self.scale != 1.0 else 0.0,
             "format": weight.format.id,
         }
@@ -134,46 +134,48 @@ class LinearJobs(JobTask):
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
-        if args.sampled:
-            check_row_capacity(args.sampled, step)
+        if args.max_sampled_rows:
+            check_row_capacity(args.max_sampled_rows, step)
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_linear_jobs(args)
         n = args.num_rows
-        x = activation_access(False, rank, args.x, args.k, args.tiled, args.sampled or MAX_BUCKET_ROWS)
-        found = [
+        x = activation_access(False, rank, args.x, args.k, args.tiled, args.max_sampled_rows or MAX_BUCKET_ROWS)
+        accesses = [
             x,
             weight_access(rank, args.weight, args.k_pitch, n, args.format),
             *job_batch_accesses(rank, args.batch),
         ]
         if args.bias:
-            found.append(constant_access(rank, args.bias, 4, n))
+            accesses.append(constant_access(rank, args.bias, 4, n))
         if args.epilogue == Epilogue.STORE:
             store = f32_access(True, rank, args.out, n, MAX_BUCKET_ROWS, args.out_stride)
-            found.append(store._replace(row_bytes=2 * n, stride=2 * args.out_stride, align_bytes=2))
+            accesses.append(store._replace(row_bytes=2 * n, stride=2 * args.out_stride, align_bytes=2))
         elif args.epilogue in GATED:
             require(args.out_stride == n // 2, "the output has not as many columns as gate and up have rows")
-            found.append(activation_access(True, rank, args.out, n // 2, args.tiled))
+            accesses.append(activation_access(True, rank, args.out, n // 2, args.tiled))
         elif args.epilogue == Epilogue.LOGITS:
-            found.append(f32_access(True, rank, args.out, n, args.sampled, args.out_stride))
+            accesses.append(f32_access(True, rank, args.out, n, args.max_sampled_rows, args.out_stride))
         else:
-            first, rows = args.out + 4 * args.slot * n, owned_rows(num_ranks)
-            found += [f32_access(True, r, first, n * args.num_splits, rows, args.out_stride) for r in range(num_ranks)]
-        return found
+            first, rows = args.out + 4 * args.first_part * n, owned_rows(num_ranks)
+            accesses += [
+                f32_access(True, r, first, n * args.num_k_splits, rows, args.out_stride) for r in range(num_ranks)
+            ]
+        return accesses
 
 
 def _check_linear_jobs(args: Any) -> None:
     check_batch(args)
     require(args.epilogue in EPILOGUES, "the epilogue is not one of a product in jobs")
-    if args.sampled:
-        check_num_rows(args.sampled)
+    if args.max_sampled_rows:
+        check_num_rows(args.max_sampled_rows)
     require(not args.softcap or args.epilogue == Epilogue.LOGITS, "the epilogue has no logits")
     require(0 <= args.softcap < math.inf, "softcap is no limit")
     require(math.isfinite(args.scale) and not (args.scale and args.tiled), "scale is no factor of the host twin")
-    require(bool(args.sampled) == (args.epilogue == Epilogue.LOGITS), "logits are those of the sampled rows")
-    require(1 <= args.num_splits <= MAX_K_SPLITS, "num_splits is out of range")
-    require(args.num_splits == 1 or args.epilogue == Epilogue.PARTS, "the epilogue has no splits")
+    require(bool(args.max_sampled_rows) == (args.epilogue == Epilogue.LOGITS), "logits are those of the sampled rows")
+    require(1 <= args.num_k_splits <= MAX_K_SPLITS, "num_k_splits is out of range")
+    require(args.num_k_splits == 1 or args.epilogue == Epilogue.PARTS, "the epilogue has no splits")
     require(args.k_pitch == (padded_cols(args.k) if args.tiled else args.k), "rows of the weight are not of k columns")
     require(args.num_slabs > 0 and args.num_reduced < args.num_slabs, "there are no slabs")
     require(args.num_reduced * args.reduced_rows < args.num_rows, "the reduced slabs have all rows")

@@ -17,7 +17,7 @@ from distmk.tasks.activations import JobTask, RowSet, activation_access, check_b
 class EmbedRowsArgs(ctypes.Structure):
     _fields_ = [
         ("table", c_uint64),  # bf16 [last_token - first_token, k]
-        ("out", c_uint64),  # f32 [owned rows, out_stride], beginning at this rank's slot
+        ("out", c_uint64),  # f32 [owned rows, out_stride], beginning at this rank's part
         ("batch", c_uint64),
         ("k", c_uint32),
         ("out_stride", c_uint32),
@@ -29,7 +29,7 @@ class EmbedRowsArgs(ctypes.Structure):
 @task_type(18, "embed_rows")
 @dataclass(frozen=True, eq=False)
 class EmbedRows(JobTask):
-    """out[row] = table[token of row], float32, in this rank's slot on the row's owner (`LinearJobs`, PARTS).
+    """out[row] = table[token of row], float32, in this rank's part on the row's owner (`LinearJobs`, PARTS).
 
     table: bf16 [tokens of this rank, k]. Rows whose token belongs to another rank are zero. An instance is a row.
     """
@@ -70,20 +70,20 @@ class EmbedRows(JobTask):
 
 class ReduceRowsArgs(ctypes.Structure):
     _fields_ = [
-        ("parts", c_uint64),  # f32 [owned rows, slots * k]
+        ("parts", c_uint64),  # f32 [owned rows, parts * k]
         ("x", c_uint64),  # f32 [owned rows, k], the residual stream
         ("out", c_uint64),  # activations of k columns
         ("batch", c_uint64),
         ("k", c_uint32),
         ("parts_stride", c_uint32),  # elements of a row of `parts`
         ("num_ranks", c_uint32),
-        ("slots_per_rank", c_uint32),
-        ("num_splits", c_uint32),  # slots of each rank that are added up: its first ones
-        ("add", c_uint32),
+        ("parts_per_rank", c_uint32),
+        ("num_k_splits", c_uint32),  # parts of each rank that are added up: its first ones
+        ("accumulates", c_uint32),
         ("tiled", c_uint32),
         ("eps", c_float),
         ("post_norm", c_uint64),  # f32 [k]; 0: none
-        ("unnormalized", c_uint32),  # 1: out is x itself
+        ("skips_rms", c_uint32),  # 1: out is x itself
         ("pad", c_uint32),
         ("input_norm", c_uint64),  # f32 [k], host only; 0: none
     ]
@@ -94,9 +94,9 @@ class ReduceRowsArgs(ctypes.Structure):
 class ReduceRows(JobTask):
     """For the rows that this rank owns: x (+)= sum of the parts, rank by rank and split by split; out = x / rms(x).
 
-    parts: f32 [owned rows, slots * k] (`LinearJobs`, PARTS).
+    parts: f32 [owned rows, parts * k] (`LinearJobs`, PARTS).
     x: f32 [owned rows, k].
-    out: activations of k columns, on every rank. If not normalized: x itself.
+    out: activations of k columns, on every rank. If not applies_rms: x itself.
     input_norm: f32 [k]. The weight of the RMSNorm is usually folded into the columns of the matrix that multiplies
       out (`Weight.col_scale`). If it is not, the host twin multiplies out by input_norm.
     post_norm: f32 [k]. The sum is divided by its rms and multiplied by this weight before it is added to x or
@@ -109,17 +109,17 @@ class ReduceRows(JobTask):
     x: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     num_ranks: int = 1
-    num_splits: int = 1
-    add: bool = False
+    num_k_splits: int = 1
+    accumulates: bool = False
     tiled: bool = False
     eps: float = 0.0
     post_norm: Slab | None = None
-    normalized: bool = True
+    applies_rms: bool = True
     input_norm: Slab | None = None
     rows: RowSet = RowSet.OWNED
 
     Args: ClassVar[type[ctypes.Structure]] = ReduceRowsArgs
-    prepares: ClassVar[bool] = True
+    has_prologue: ClassVar[bool] = True
     uses_pipeline: ClassVar[bool] = True
     writes_peers: ClassVar[bool] = True
 
@@ -129,7 +129,7 @@ class ReduceRows(JobTask):
     def reads(self) -> Iterable[Region]:
         yield self.parts
         yield self.batch
-        if self.add:
+        if self.accumulates:
             yield self.x
 
     def writes(self) -> Iterable[Region]:
@@ -143,25 +143,27 @@ class ReduceRows(JobTask):
         return {
             "k": k,
             "parts_stride": self.parts.buffer.cols,
-            "slots_per_rank": self.parts.buffer.cols // (k * self.num_ranks),
-            "unnormalized": int(not self.normalized),
+            "parts_per_rank": self.parts.buffer.cols // (k * self.num_ranks),
+            "skips_rms": int(not self.applies_rms),
         }
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         check_batch(args)
         require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
-        require(args.add <= 1 and args.unnormalized <= 1, "a flag is neither 0 nor 1")
-        require(not args.input_norm or not (args.unnormalized or args.tiled), "x itself, or that of a GPU, has no norm")
-        require(1 <= args.num_splits <= args.slots_per_rank <= MAX_K_SPLITS, "num_splits is out of range")
-        require(args.parts_stride == num_ranks * args.slots_per_rank * args.k, "parts_stride is not that of the slots")
+        require(args.accumulates <= 1 and args.skips_rms <= 1, "a flag is neither 0 nor 1")
+        require(not args.input_norm or not (args.skips_rms or args.tiled), "x itself, or that of a GPU, has no norm")
+        require(1 <= args.num_k_splits <= args.parts_per_rank <= MAX_K_SPLITS, "num_k_splits is out of range")
+        require(args.parts_stride == num_ranks * args.parts_per_rank * args.k, "parts_stride is not that of the parts")
         rows = owned_rows(num_ranks)
         x = f32_access(True, rank, args.x, args.k, rows, args.k)
-        slots = (args.parts + 4 * args.k * args.slots_per_rank * source for source in range(num_ranks))
-        found = [f32_access(False, rank, slot, args.k * args.num_splits, rows, args.parts_stride) for slot in slots]
+        parts = (args.parts + 4 * args.k * args.parts_per_rank * source for source in range(num_ranks))
+        accesses = [
+            f32_access(False, rank, part, args.k * args.num_k_splits, rows, args.parts_stride) for part in parts
+        ]
         out = (activation_access(True, r, args.out, args.k, args.tiled) for r in range(num_ranks))
-        found += [x, *(each._replace(owner=rank) for each in out)]
-        if args.add:
-            found.append(x._replace(write=False))
-        found += [constant_access(rank, norm, 4, args.k) for norm in (args.post_norm, args.input_norm) if norm]
-        return [*found, *job_batch_accesses(rank, args.batch)]
+        accesses += [x, *(each._replace(owner=rank) for each in out)]
+        if args.accumulates:
+            accesses.append(x._replace(write=False))
+        accesses += [constant_access(rank, norm, 4, args.k) for norm in (args.post_norm, args.input_norm) if norm]
+        return [*accesses, *job_batch_accesses(rank, args.batch)]

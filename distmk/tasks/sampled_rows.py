@@ -79,7 +79,7 @@ class ArgmaxRowsArgs(ctypes.Structure):
         ("logits", c_uint64),  # f32 [num_rows, stride]; this rank has n of its columns
         ("out", c_uint64),  # Candidate [num_parts, num_rows]
         ("batch", c_uint64),
-        ("n", c_uint32),
+        ("num_cols", c_uint32),
         ("stride", c_uint32),
         ("num_parts", c_uint32),
         ("first_token", c_uint32),
@@ -94,7 +94,7 @@ class ArgmaxRows(JobTask):
     """out[p, row] = the best logit of every sampled row in part p of the columns, and its token (the lowest id wins ties).
 
     logits: f32 columns, with a row for each row that may be sampled. out: Candidate [parts, rows]. Part p is instance p
-    and begins at column n * p // parts.
+    and begins at column num_cols * p // parts.
     """
 
     logits: Region = None  # type: ignore[assignment]
@@ -121,7 +121,7 @@ class ArgmaxRows(JobTask):
         return self.num_parts
 
     def derived(self, layout: Layout) -> dict[str, Any]:
-        return {"n": self.logits.cols, "stride": self.logits.buffer.cols, "num_rows": self.logits.buffer.rows}
+        return {"num_cols": self.logits.cols, "stride": self.logits.buffer.cols, "num_rows": self.logits.buffer.rows}
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
@@ -137,7 +137,7 @@ class ArgmaxRows(JobTask):
         require(args.num_parts > 0, "there are no parts")
         check_num_rows(args.num_rows)
         return [
-            f32_access(False, rank, args.logits, args.n, args.num_rows, args.stride),
+            f32_access(False, rank, args.logits, args.num_cols, args.num_rows, args.stride),
             access(True, rank, args.out, candidates_bytes(args.num_rows) * args.num_parts),
             *job_batch_accesses(rank, args.batch),
         ]

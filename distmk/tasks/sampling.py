@@ -60,7 +60,7 @@ class SendLogitsArgs(ctypes.Structure):
         ("num_cols", c_uint32),
         ("stride", c_uint32),  # elements
         ("num_rows", c_uint32),  # rows of the logits
-        ("job_batch", c_uint32),  # 1: the batch is a JobBatch
+        ("is_job_batch", c_uint32),  # 1: the batch is a JobBatch
     ]
 
 
@@ -69,12 +69,12 @@ class SendLogitsArgs(ctypes.Structure):
 class SendLogits(Task):
     """Put the logits of rows that need them (RowSample.DRAW, SCORE) to the same columns on rank 0.
 
-    job_batch: the batch is a JobBatch.
+    is_job_batch: the batch is a JobBatch.
     """
 
     logits: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
-    job_batch: bool = False
+    is_job_batch: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SendLogitsArgs
     may_idle: ClassVar[bool] = True
@@ -113,7 +113,7 @@ class CountTokensArgs(ctypes.Structure):
         ("vocab", c_uint32),
         ("tables_bytes", c_uint32),
         ("num_slots", c_uint32),
-        ("job_batch", c_uint32),  # 1: the batch is a JobBatch
+        ("is_job_batch", c_uint32),  # 1: the batch is a JobBatch
     ]
 
 
@@ -123,7 +123,7 @@ class CountTokens(Task):
     """Update the token counts that the penalties of this iteration's draws depend on.
 
     counts: i32 [num_slots, vocab], how often each token is in the output of the slot's sequence, and COUNT_IN_PROMPT.
-    job_batch: the batch is a JobBatch.
+    is_job_batch: the batch is a JobBatch.
     """
 
     slots: Region = None  # type: ignore[assignment]
@@ -131,7 +131,7 @@ class CountTokens(Task):
     batch: Region = None  # type: ignore[assignment]
     tables: Region | None = None
     num_slots: int = MAX_ROWS
-    job_batch: bool = False
+    is_job_batch: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = CountTokensArgs
     may_idle: ClassVar[bool] = True
@@ -157,9 +157,9 @@ class CountTokens(Task):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         check_num_slots(args)
         counts = counts_access(rank, args)
-        found = [slots_access(rank, args.slots, args.num_slots, write) for write in (False, True)]
-        found += [counts, counts._replace(write=True), *row_accesses(rank, args)]
-        return [*found, tables_access(rank, args)] if args.tables else found
+        accesses = [slots_access(rank, args.slots, args.num_slots, write) for write in (False, True)]
+        accesses += [counts, counts._replace(write=True), *row_accesses(rank, args)]
+        return [*accesses, tables_access(rank, args)] if args.tables else accesses
 
 
 def counts_access(rank: int, args: Any) -> Access:
@@ -190,7 +190,7 @@ class SampleRowArgs(ctypes.Structure):
         ("tables_bytes", c_uint32),
         ("num_rows", c_uint32),
         ("num_slots", c_uint32),
-        ("job_batch", c_uint32),  # 1: the batch is a JobBatch
+        ("is_job_batch", c_uint32),  # 1: the batch is a JobBatch
     ]
 
 
@@ -206,7 +206,7 @@ class SampleRow(Task):
     adjusted: f32, room for a row of logits.
     drawn: u8, a Candidate whose value has no meaning.
     record: u8, LogprobRecord.
-    job_batch: the batch is a JobBatch.
+    is_job_batch: the batch is a JobBatch.
 
     A draw is the argmax of logit / temperature plus Gumbel noise (Maddison et al., arXiv:1411.0030) over the kept
     tokens. Seed, position and token id determine the random number of each token. top-p: Holtzman et al.,
@@ -226,7 +226,7 @@ class SampleRow(Task):
     row: int = 0
     num_ranks: int = 1
     num_slots: int = MAX_ROWS
-    job_batch: bool = False
+    is_job_batch: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = SampleRowArgs
     may_idle: ClassVar[bool] = True

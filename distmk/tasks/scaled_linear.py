@@ -24,13 +24,13 @@ class ScaledLinearArgs(ctypes.Structure):
         ("bias", c_uint64),
         ("out", c_uint64),
         ("out_bf16", c_uint64),
-        ("reset", c_uint64),
+        ("lamport_reset", c_uint64),
         ("batch", c_uint64),
         ("logits", c_uint64),
         ("x_squares", c_uint64),  # f32 [rows, num_squares], which add up to a row's sum of squares; 0: none
         ("input_norm", InputNormArgs),  # norm of the operator that reads `out`
         ("k", c_uint32),
-        ("n", c_uint32),
+        ("num_features", c_uint32),
         ("x_stride", c_uint32),
         ("out_stride", c_uint32),
         ("out_bf16_stride", c_uint32),
@@ -78,7 +78,7 @@ class ScaledLinear(Linear):
 
     def __post_init__(self) -> None:
         """Raises UsageError for features that only `Linear` has."""
-        if self.normalized or self.polls or self.fused_partials:
+        if self.applies_rms or self.polls_x or self.fused_partials:
             raise UsageError(f"task {self.op} is normalized by x_squares, without polling or a fused combine")
 
     def dtypes(self) -> Mapping[str, str | None]:
@@ -101,8 +101,8 @@ class ScaledLinear(Linear):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         require(math.isfinite(args.scale), "scale is no factor")
         require(bool(args.x_squares) == bool(args.num_squares), "there are no squares, or they have no columns")
-        found = [*product_accesses(args, rank, num_ranks), *input_norm_accesses(args, rank, args.n)]
+        accesses = [*product_accesses(args, rank, num_ranks), *input_norm_accesses(args, rank, args.num_features)]
         if not args.x_squares:
-            return found
+            return accesses
         stride = args.x_squares_stride
-        return [*found, f32_access(False, rank, args.x_squares, args.num_squares, rows_of(args.batch), stride)]
+        return [*accesses, f32_access(False, rank, args.x_squares, args.num_squares, rows_of(args.batch), stride)]

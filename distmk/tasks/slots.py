@@ -49,12 +49,12 @@ def check_row_capacity(num_rows: int, step: Any) -> None:
 
 
 def row_accesses(rank: int, args: Any) -> list[Access]:
-    """The read of a batch with its sampled rows. The batch is a `JobBatch` if `args.job_batch`."""
+    """The read of a batch with its sampled rows. The batch is a `JobBatch` if `args.is_job_batch`."""
     require(args.batch != 0, "there is no batch")
-    require(args.job_batch <= 1, "a flag is neither 0 nor 1")
-    return batch_accesses(bool(args.job_batch), rank, args.batch)
+    require(args.is_job_batch <= 1, "a flag is neither 0 nor 1")
+    return batch_accesses(bool(args.is_job_batch), rank, args.batch)
 
 
 def check_batch_kind(args: Any, step: Any) -> None:
     """Raise ValueError if the scheduler step makes a batch of another kind."""
-    require(bool(args.job_batch) == (rows_of_step(step) > MAX_ROWS), "the batch is of the other kind")
+    require(bool(args.is_job_batch) == (rows_of_step(step) > MAX_ROWS), "the batch is of the other kind")

@@ -20,12 +20,14 @@ from distmk.graph.task import Content, require
 
 ANY_LENGTH = 2**31 - 1
 KV_TILE = 16  # positions that a GPU's warp processes at once
-MAX_SPLITS = 32  # splits of a sequence: the combine gives each split a lane of one warp
+MAX_KV_SPLITS = 32  # splits of a sequence: the combine gives each split a lane of one warp
 FUSED_HEAD_ELEMENTS = 64  # fused combines take heads of this size times a power of two
 MOST_HEADS = 2**16 - 1  # also elements of a head: arguments of tasks have 16 bits for both
-LONG_SPLITS = 4  # times `min_split`: with longer splits than that, a single row gets more than COMBINE_WIDTH of them
+LONG_SPLITS = (
+    4  # times `min_kv_split_len`: with longer splits than that, a single row gets more than COMBINE_WIDTH of them
+)
 # Arguments that determine the splits.
-SPLIT_FIELDS = ("head_dim", "max_splits", "min_split", "split_budget", "window")
+SPLIT_FIELDS = ("head_dim", "max_kv_splits", "min_kv_split_len", "kv_split_budget", "window")
 
 
 def num_slices(head_dim: int) -> int:
@@ -39,25 +41,25 @@ def slice_begin(index: int, head_dim: int) -> int:
     return index // slices * head_dim + index % slices * COMBINE_SLICE
 
 
-def partial_cols(max_splits: int) -> int:
+def partial_cols(max_kv_splits: int) -> int:
     """Floats of the partials of one slice of a query head: f32 [row, split, PARTIAL_FLOATS].
 
     A partial is the maximum of the scores, the sum of their exponentials, and the unnormalized output.
     """
-    return MAX_ROWS * max_splits * PARTIAL_FLOATS
+    return MAX_ROWS * max_kv_splits * PARTIAL_FLOATS
 
 
-def fused_combine_len(split_budget: int, max_splits: int, min_split: int) -> int:
+def fused_combine_len(kv_split_budget: int, max_kv_splits: int, min_kv_split_len: int) -> int:
     """The most positions that a single decode row may see if its combine is fused into the o projection.
 
     Up to that length the row has at most COMBINE_WIDTH splits. Every task of the projection reads all partials of the
     row, so more splits would cost more than the saved hop. A row that sees more positions gets at least twice as many
     splits (csrc/runtime/splits.h rounds down to a multiple of COMBINE_WIDTH). That pays for the hop once a split has
-    more than LONG_SPLITS * min_split positions.
+    more than LONG_SPLITS * min_kv_split_len positions.
     """
     fewest_more = 2 * COMBINE_WIDTH
-    longest = (fewest_more - 1) * LONG_SPLITS * min_split
-    return longest if min(split_budget, max_splits) >= fewest_more else ANY_LENGTH
+    longest = (fewest_more - 1) * LONG_SPLITS * min_kv_split_len
+    return longest if min(kv_split_budget, max_kv_splits) >= fewest_more else ANY_LENGTH
 
 
 def has_fused_combine(head_dim: int) -> bool:
@@ -73,16 +75,16 @@ def splits_content(name: str, args: Any) -> Content:
 def check_splits(args: Any) -> None:
     """Raise ValueError for arguments that define no splits."""
     require(args.head_dim > 0, "head_dim is 0")
-    require(1 <= args.max_splits <= MAX_SPLITS, "max_splits is out of range")
-    require(args.min_split > 0, "there are no splits")
-    require(args.split_budget > 0 or args.min_split % KV_TILE == 0, "fixed splits are not of whole tiles")
+    require(1 <= args.max_kv_splits <= MAX_KV_SPLITS, "max_kv_splits is out of range")
+    require(args.min_kv_split_len > 0, "there are no splits")
+    require(args.kv_split_budget > 0 or args.min_kv_split_len % KV_TILE == 0, "fixed splits are not of whole tiles")
     check_window(args)
 
 
 def check_fixed_splits(args: Any, max_positions: int) -> None:
     """Raise ValueError if fixed splits do not cover sequences of `max_positions` positions."""
-    covered = args.max_splits * args.min_split
-    require(args.split_budget > 0 or max_positions <= covered, "fixed splits do not cover a sequence")
+    covered = args.max_kv_splits * args.min_kv_split_len
+    require(args.kv_split_budget > 0 or max_positions <= covered, "fixed splits do not cover a sequence")
 
 
 def check_window(args: Any) -> None:
@@ -97,7 +99,7 @@ def most_seen(max_positions: int, window: int) -> int:
 
 def fewest_splits(args: Any, max_seqs: int) -> int:
     """The fewest splits that a long sequence gets; beside other sequences it may be one."""
-    return min(COMBINE_WIDTH, args.split_budget, args.max_splits) if max_seqs == 1 else 1
+    return min(COMBINE_WIDTH, args.kv_split_budget, args.max_kv_splits) if max_seqs == 1 else 1
 
 
 def fused_partial_bytes(args: Any, num_heads: int) -> int:
@@ -105,15 +107,15 @@ def fused_partial_bytes(args: Any, num_heads: int) -> int:
 
     Raises ValueError if its `fused_combine_len` does not fit its splits.
     """
-    if args.fused_combine_len != fused_combine_len(args.split_budget, args.max_splits, args.min_split):
+    if args.fused_combine_len != fused_combine_len(args.kv_split_budget, args.max_kv_splits, args.min_kv_split_len):
         raise ValueError(f"fused_combine_len is {args.fused_combine_len}")
     require(has_fused_combine(args.head_dim), "a fused combine of heads that are no power of two from 64 on")
-    return 2 * fused_partial_cols(num_heads, args.head_dim, args.max_splits)
+    return 2 * fused_partial_cols(num_heads, args.head_dim, args.max_kv_splits)
 
 
-def fused_partial_cols(num_heads: int, head_dim: int, max_splits: int) -> int:
+def fused_partial_cols(num_heads: int, head_dim: int, max_kv_splits: int) -> int:
     """bf16 elements of a single row's fused partials: [head, split, FUSED_PARTIAL_HEADER + head_dim]."""
-    return num_heads * min(max_splits, COMBINE_WIDTH) * (FUSED_PARTIAL_HEADER + head_dim)
+    return num_heads * min(max_kv_splits, COMBINE_WIDTH) * (FUSED_PARTIAL_HEADER + head_dim)
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,8 @@ class AttentionShape:
     page_size: int
     max_pages: int  # pages of one sequence
     num_pages: int  # pages of the cache
-    max_splits: int
-    min_split: int  # fewest positions of a split; fixed splits have exactly as many
+    max_kv_splits: int
+    min_kv_split_len: int  # fewest positions of a split; fixed splits have exactly as many
     num_workers: int
     num_slots: int = MAX_ROWS  # rows of the page table
     window: int = ANY_LENGTH  # positions that a row sees, its own included
@@ -147,7 +149,7 @@ class AttentionShape:
             raise UsageError(f"{most} heads of a rank, or elements of a head, are more than {MOST_HEADS}")
 
     @property
-    def split_budget(self) -> int:
+    def kv_split_budget(self) -> int:
         """Splits of one KV head for all sequences together: enough for one instance per worker. 0: fixed splits."""
         return 0 if self.fixed_splits else max(1, self.num_workers // self.num_kv)
 
@@ -162,7 +164,7 @@ class AttentionShape:
     @property
     def fused_combine_len(self) -> int:
         """The most positions that a single row may see if its combine is fused."""
-        return fused_combine_len(self.split_budget, self.max_splits, self.min_split)
+        return fused_combine_len(self.kv_split_budget, self.max_kv_splits, self.min_kv_split_len)
 
     @property
     def slices(self) -> int:
@@ -176,7 +178,7 @@ class AttentionShape:
     @property
     def partial_cols(self) -> int:
         """Floats of the partials of one slice of a query head."""
-        return partial_cols(self.max_splits)
+        return partial_cols(self.max_kv_splits)
 
     @property
     def num_partials(self) -> int:
@@ -186,7 +188,7 @@ class AttentionShape:
     @property
     def fused_partial_cols(self) -> int:
         """bf16 elements of a single row's fused partials."""
-        return fused_partial_cols(self.num_q, self.head_dim, self.max_splits)
+        return fused_partial_cols(self.num_q, self.head_dim, self.max_kv_splits)
 
     @property
     def cache_cols(self) -> int:

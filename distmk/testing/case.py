@@ -89,15 +89,15 @@ def follower_argv(case: Case, build: Build) -> list[str]:
 
 def read_follower(text: str) -> tuple[Case, Build]:
     """Read back the case and the function that `follower_argv` encoded."""
-    told = json.loads(text)
-    sys.path[:] = told["path"]
-    spec = importlib.util.find_spec(told["module"]) if told["module"] != "__main__" else None
-    if spec is not None and spec.origin == told["file"]:
-        module = importlib.import_module(told["module"])
+    given = json.loads(text)
+    sys.path[:] = given["path"]
+    spec = importlib.util.find_spec(given["module"]) if given["module"] != "__main__" else None
+    if spec is not None and spec.origin == given["file"]:
+        module = importlib.import_module(given["module"])
     else:  # a script, or a test that pytest imports by its path
-        spec = importlib.util.spec_from_file_location("distmk_testing_case", told["file"])
+        spec = importlib.util.spec_from_file_location("distmk_testing_case", given["file"])
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-    return Case(**told["case"]), getattr(module, told["name"])
+    return Case(**given["case"]), getattr(module, given["name"])

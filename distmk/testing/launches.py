@@ -65,11 +65,11 @@ class Launches:
         yield Finding("events", f"{len(self.counts)} events", "; ".join(wrong[:8]) or None)
 
     def _writable_bytes(self, writable: dict[Buffer, list[Rows]]) -> dict[Space, npt.NDArray[np.bool_]]:
-        found = {space: np.zeros(extent.whole.num_bytes, np.uint8) for space, extent in self.memory.extents.items()}
-        for buffer, content in self.memory.buffers(found).items():
+        images = {space: np.zeros(extent.whole.num_bytes, np.uint8) for space, extent in self.memory.extents.items()}
+        for buffer, content in self.memory.buffers(images).items():
             for rows, cols in writable.get(buffer, []):
                 content[rows, cols] = 1
-        return {space: image.astype(bool) for space, image in found.items()}
+        return {space: image.astype(bool) for space, image in images.items()}
 
     def _first(self, locate: Callable[[int], tuple[Any, str]], wrong: npt.NDArray[np.bool_], how: str) -> str | None:
         """How many bytes are wrong, where the first one is, and which tasks write there; None if no byte is wrong."""

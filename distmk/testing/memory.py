@@ -103,7 +103,7 @@ class RankMemory:
 
     def accessed(self) -> dict[Space, npt.NDArray[np.bool_]]:
         """The bytes of this rank that tasks of any rank write, according to the encoded tasks."""
-        found = {space: np.zeros(extent.whole.num_bytes, bool) for space, extent in self.extents.items()}
+        masks = {space: np.zeros(extent.whole.num_bytes, bool) for space, extent in self.extents.items()}
         for part in self.program.ranks:
             for desc in part.tasks:
                 args: Any = decode_args(desc)
@@ -113,5 +113,5 @@ class RankMemory:
                         space = Space(access.space)
                         for row in range(access.num_rows):
                             begin = access.offset + row * access.stride - self.extents[space].whole.offset
-                            found[space][begin : begin + access.row_bytes] = True
-        return found
+                            masks[space][begin : begin + access.row_bytes] = True
+        return masks

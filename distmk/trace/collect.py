@@ -51,11 +51,11 @@ def collect(
     gathered = bootstrap.allgather(pack([_HEAD.pack(first, num_recorded), *mine]))
     if bootstrap.rank:
         return None
-    told = [_read(payload, rank, program.ranks[rank]) for rank, payload in enumerate(gathered)]
-    first = max(each for each, _, _ in told)
-    ranks = [[part[part["iteration"] >= first] for part in parts] for _, _, parts in told]
+    by_rank = [_read(payload, rank, program.ranks[rank]) for rank, payload in enumerate(gathered)]
+    first = max(each for each, _, _ in by_rank)
+    ranks = [[part[part["iteration"] >= first] for part in parts] for _, _, parts in by_rank]
     num_left = sum(len(part) for parts in ranks for part in parts)
-    return assemble(program, ranks, sum(recorded for _, recorded, _ in told) - num_left)
+    return assemble(program, ranks, sum(recorded for _, recorded, _ in by_rank) - num_left)
 
 
 def _read(payload: bytes, rank: int, program: RankProgram) -> tuple[int, int, list[Entries]]:

@@ -32,8 +32,8 @@ class HasGlobals(Protocol):
 
 def read_marks(backend: HasGlobals, num_workers: int) -> Words:
     """uint32 [num_workers, warps, tasks, MARK_WORDS], the last axis indexed by `Mark`; 0: not recorded."""
-    found = np.frombuffer(backend.read_global("distmk_marks", 4 * int(np.prod(SHAPE))), np.uint32)
-    return found.reshape(SHAPE)[:num_workers]
+    words = np.frombuffer(backend.read_global("distmk_marks", 4 * int(np.prod(SHAPE))), np.uint32)
+    return words.reshape(SHAPE)[:num_workers]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MarkedTask:
 
     op: str
     layer: int
-    turn: int  # 0: the last run of this task, 1: the run before
+    runs_ago: int  # 0: the last run of this task, 1: the run before
     worker: int
     us: Times
 
@@ -64,14 +64,14 @@ def _of_worker(worker: int, words: Words, task_names: Sequence[str], origin: Any
     # clocks.
     last = words[0, slots[0], Mark.ENTERED]
     us_of_clock = np.polyfit(_signed(words[0, slots, Mark.ENTERED], last), entered_us, 1)
-    turns: dict[int, int] = {}
+    runs_ago: dict[int, int] = {}
     for slot in slots:
         task = int(words[0, slot, Mark.TASK]) - 1
-        turns[task] = turns.get(task, -1) + 1
+        runs_ago[task] = runs_ago.get(task, -1) + 1
         clocks = words[:, slot, TIMES[0] : TIMES[-1] + 1]
         us = np.where(clocks == 0, np.nan, np.polyval(us_of_clock, _signed(clocks, last)))
         if (layer := layer_of(task_names[task])) >= 0:
-            yield MarkedTask(family_of(task_names[task]), layer, turns[task], worker, us)
+            yield MarkedTask(family_of(task_names[task]), layer, runs_ago[task], worker, us)
 
 
 def _signed(counters: Words, origin: Any) -> Times:
@@ -103,11 +103,11 @@ def marks_report(tasks: Sequence[MarkedTask]) -> str:
 
 
 def _begins(tasks: Sequence[MarkedTask], inputs: int) -> dict[tuple[int, int], float]:
-    """For each layer and turn: the median time at which the warps of these tasks had their inputs."""
-    found: dict[tuple[int, int], list[Times]] = {}
+    """For each layer and run: the median time at which the warps of these tasks had their inputs."""
+    times: dict[tuple[int, int], list[Times]] = {}
     for task in tasks:
-        found.setdefault((task.layer, task.turn), []).append(task.us[:, inputs])
-    return {key: float(np.nanmedian(np.concatenate(parts))) for key, parts in found.items()}
+        times.setdefault((task.layer, task.runs_ago), []).append(task.us[:, inputs])
+    return {key: float(np.nanmedian(np.concatenate(parts))) for key, parts in times.items()}
 
 
 def _after_layers_begin(by_op: dict[str, list[MarkedTask]], op: str, inputs: int) -> float:
@@ -119,8 +119,8 @@ def _after_layers_begin(by_op: dict[str, list[MarkedTask]], op: str, inputs: int
 
 def _relative(tasks: Sequence[MarkedTask], begins: dict[tuple[int, int], float]) -> Times:
     """float64 [tasks, warps, marks]: times since the layer began. Tasks of layers whose beginning is unknown are left out."""
-    found = [task.us - begins[key] for task in tasks if (key := (task.layer, task.turn)) in begins]
-    return np.stack(found) if found else np.full((1, K_TILES_PER_BLOCK, len(TIMES)), np.nan)
+    relative = [task.us - begins[key] for task in tasks if (key := (task.layer, task.runs_ago)) in begins]
+    return np.stack(relative) if relative else np.full((1, K_TILES_PER_BLOCK, len(TIMES)), np.nan)
 
 
 def _cells(us: Times) -> list[str]:

@@ -69,13 +69,13 @@ def _one_way(dependencies: Dependencies, times: Times, sent: Ints, left_out: flo
     """
     tables = dependencies.tables
     num_ranks = tables.num_ranks
-    found: Floats = np.full((num_ranks, num_ranks), np.inf)
+    least_ns: Floats = np.full((num_ranks, num_ranks), np.inf)
     first_start = _first_start_by_event(dependencies, times)
     target = tables.event_rank[dependencies.trigger_event]
     source = tables.tasks.rank[dependencies.trigger_task]
     remote = np.flatnonzero(source != target)
     if not len(remote):
-        return found
+        return least_ns
     key = dependencies.trigger_event[remote] * num_ranks + source[remote]
     by_key = np.argsort(key, kind="stable")
     begins, keys = grouped(key[by_key])
@@ -89,20 +89,20 @@ def _one_way(dependencies: Dependencies, times: Times, sent: Ints, left_out: flo
         mine = (sources == a) & (targets == b)
         values = taken[mine][known[mine]]
         if len(values):
-            found[a, b] = np.quantile(values, left_out, method="lower")
-    return found
+            least_ns[a, b] = np.quantile(values, left_out, method="lower")
+    return least_ns
 
 
 def _first_start_by_event(dependencies: Dependencies, times: Times) -> Ints:
     """int64 [num_events, num_iterations]: the first start of a task that waited for the event's count of that iteration."""
-    found: Ints = np.full((dependencies.tables.num_events, times.first_start.shape[1]), UNKNOWN)
+    first_start: Ints = np.full((dependencies.tables.num_events, times.first_start.shape[1]), UNKNOWN)
     may_idle = [number for number, kind in TASK_TYPES.items() if kind.may_idle]
     waits: npt.NDArray[np.bool_] = ~np.isin(dependencies.tables.tasks.type[dependencies.wait_task], may_idle)
     for lag in np.unique(dependencies.wait_lag):
         mine = waits & (dependencies.wait_lag == lag)
         starts = times.first_start[dependencies.wait_task[mine], int(lag) :]
-        np.minimum.at(found[:, : starts.shape[1]], dependencies.wait_event[mine], starts)
-    return found
+        np.minimum.at(first_start[:, : starts.shape[1]], dependencies.wait_event[mine], starts)
+    return first_start
 
 
 def _relayed(one_way: Floats) -> Floats:

@@ -97,18 +97,18 @@ def _foreign_visits(keys: Ints, ends: Ints) -> tuple[Ints, Ints]:
 
     That visit is the last one to end.
     """
-    found_on: dict[tuple[int, ...], dict[int, int]] = {}
+    visits_by_operator: dict[tuple[int, ...], dict[int, int]] = {}
     for visit, (rank, *rest) in enumerate(keys.T.tolist()):
-        found_on.setdefault(tuple(rest), {})[rank] = visit
+        visits_by_operator.setdefault(tuple(rest), {})[rank] = visit
     ranks = sorted(set(keys[0].tolist()))
     pairs = [
         (rank, max(by_rank.values(), key=lambda visit: int(ends[visit])))
-        for by_rank in found_on.values()
+        for by_rank in visits_by_operator.values()
         for rank in ranks
         if rank not in by_rank
     ]
-    found = np.array(pairs, np.int64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
+    visits = np.array(pairs, np.int64).reshape(-1, 2)
+    return visits[:, 0], visits[:, 1]
 
 
 def _costs(rows: Rows) -> list[float]:

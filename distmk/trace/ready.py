@@ -59,8 +59,8 @@ class Times:
         """
         num_iterations = table.shape[1]
         column = np.arange(num_iterations)[None, :] - lag[:, None]
-        found = np.take_along_axis(table[index], np.maximum(column, 0), axis=1)
-        return np.where(column >= 0, found, np.where(column + self.first < 0, NEVER, UNKNOWN))
+        values = np.take_along_axis(table[index], np.maximum(column, 0), axis=1)
+        return np.where(column >= 0, values, np.where(column + self.first < 0, NEVER, UNKNOWN))
 
 
 @dataclass(frozen=True)

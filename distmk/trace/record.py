@@ -72,8 +72,8 @@ class Trace:
         rows = self.rows
         known = (rows["ready_ns"] != UNKNOWN) & (rows["ready_ns"] != NEVER) & (rows["runner"] < self.num_workers)
         idle = rows["ready_ns"] + ~np.isin(rows["launch"], LISTED) > rows["start_ns"] - rows["idle_ns"]
-        found: npt.NDArray[np.bool_] = known & idle & (rows["idle_ns"] > 0)
-        return found
+        waited: npt.NDArray[np.bool_] = known & idle & (rows["idle_ns"] > 0)
+        return waited
 
 
 _LAYER = re.compile(r"(?:^|(?<=\.))layers?[._]?(\d+)\.")
@@ -81,8 +81,8 @@ _LAYER = re.compile(r"(?:^|(?<=\.))layers?[._]?(\d+)\.")
 
 def layer_of(op: str) -> int:
     """The layer number in an operator's name (3 in `layer3.qkv` and `model.layers.3.qkv`), or -1."""
-    found = _LAYER.search(op)
-    return int(found[1]) if found else -1
+    match = _LAYER.search(op)
+    return int(match[1]) if match else -1
 
 
 def family_of(op: str) -> str:

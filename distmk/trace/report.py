@@ -57,11 +57,11 @@ def _head(trace: Trace) -> str:
 
 
 def _ops(trace: Trace) -> str:
-    found = by_op(trace)
-    total = sum(each.body_and_finish.total_us for each in found) or 1.0
+    ops = by_op(trace)
+    total = sum(each.body_and_finish.total_us for each in ops) or 1.0
     lines = [
         [each.op, each.type, *_cells(each.body_and_finish), percent(each.body_and_finish.total_us / total)]
-        for each in found
+        for each in ops
     ]
     return table("time on workers by operator", ("op", "type", *SPREAD, "share"), lines)
 
@@ -81,9 +81,9 @@ def _path(trace: Trace) -> str:
 
 
 def _events(trace: Trace) -> str:
-    found = by_event(trace)
-    total = sum(spread.total_us for _, spread in found) or 1.0
-    lines = [[name, *_cells(spread), percent(spread.total_us / total)] for name, spread in found[:MAX_EVENTS]]
+    events = by_event(trace)
+    total = sum(spread.total_us for _, spread in events) or 1.0
+    lines = [[name, *_cells(spread), percent(spread.total_us / total)] for name, spread in events[:MAX_EVENTS]]
     return table("idle time of workers by the event that ended it", ("event", *SPREAD, "share"), lines)
 
 

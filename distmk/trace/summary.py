@@ -57,14 +57,14 @@ def by_op(trace: Trace) -> list[ByOp]:
     """Time of tasks on workers, from start to end, by operator and type, with the largest total first."""
     names, family = families(trace)
     ran = trace.rows["runner"] < trace.num_workers
-    found = []
+    ops = []
     for number, name in enumerate(names):
         of_op = ran & (family == number)
         for type_id in np.unique(trace.rows["type"][of_op]).tolist():
             rows = trace.rows[of_op & (trace.rows["type"] == type_id)]
             spread = Spread.of(rows["end_ns"] - rows["start_ns"])
-            found.append(ByOp(name, TASK_TYPES[type_id].type_name, spread, float(rows["finish_ns"].mean()) / 1000))
-    return sorted(found, key=lambda each: -each.body_and_finish.total_us)
+            ops.append(ByOp(name, TASK_TYPES[type_id].type_name, spread, float(rows["finish_ns"].mean()) / 1000))
+    return sorted(ops, key=lambda each: -each.body_and_finish.total_us)
 
 
 def by_event(trace: Trace) -> list[tuple[str, Spread]]:
@@ -73,8 +73,8 @@ def by_event(trace: Trace) -> list[tuple[str, Spread]]:
     names = [family_of(name) for name in trace.events]
     distinct = list(dict.fromkeys(names))
     index = np.array([distinct.index(name) for name in names] or [0], np.int64)[rows["event"]]
-    found = [(name, Spread.of(rows["idle_ns"][index == number])) for number, name in enumerate(distinct)]
-    return sorted((each for each in found if each[1].count), key=lambda each: -each[1].total_us)
+    events = [(name, Spread.of(rows["idle_ns"][index == number])) for number, name in enumerate(distinct)]
+    return sorted((each for each in events if each[1].count), key=lambda each: -each[1].total_us)
 
 
 def hops(trace: Trace) -> dict[str, Spread]:
@@ -124,11 +124,11 @@ def iterations(trace: Trace) -> Spread:
 def messages(trace: Trace) -> dict[str, float]:
     """Messages between hosts in an iteration, by operator, over all layers; operators without messages are left out."""
     names, family = families(trace)
-    found = {}
+    counts = {}
     for number in np.unique(family[trace.rows["messages"] > 0]).tolist():
         rows = trace.rows[family == number]
-        found[names[number]] = float(rows["messages"].sum() / len(np.unique(rows["iteration"])))
-    return found
+        counts[names[number]] = float(rows["messages"].sum() / len(np.unique(rows["iteration"])))
+    return counts
 
 
 def clock_step_ns(trace: Trace) -> int:

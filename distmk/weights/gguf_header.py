@@ -229,14 +229,14 @@ def find_strings(header: GgufHeader, key: str, wanted: Collection[str]) -> dict[
     if ref is None or ref.kind != STRING:
         return {}
     texts = {text.encode(): text for text in wanted}
-    found: dict[str, int] = {}
+    indices: dict[str, int] = {}
     with _mapped(header, key) as cursor:
         cursor.at = ref.offset
         for index in range(ref.count):
             raw = cursor.raw_string()
             if raw in texts:
-                found.setdefault(texts[raw], index)
-    return found
+                indices.setdefault(texts[raw], index)
+    return indices
 
 
 def read_numbers(header: GgufHeader, key: str) -> list[int | float | bool]:

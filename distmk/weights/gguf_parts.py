@@ -70,10 +70,10 @@ def read_parts(path: Path) -> list[GgufHeader]:
     headers = [header if part == path else read_header(part) for part in paths]
     for number, part in enumerate(headers):
         _check_part(part, number, count)
-    total, found = f.integer("split.tensors.count", 0), sum(len(part.tensors) for part in headers)
-    if total and total != found:
+    total, num_tensors = f.integer("split.tensors.count", 0), sum(len(part.tensors) for part in headers)
+    if total and total != num_tensors:
         raise ModelError(
-            f"{path}: its {count} parts hold {found} tensors, and split.tensors.count promises {total}; "
+            f"{path}: its {count} parts hold {num_tensors} tensors, and split.tensors.count promises {total}; "
             "fetch all parts again, of the same version"
         )
     return headers

@@ -61,7 +61,7 @@ def _yarn(metadata: ArchMetadata, factor: float, attention: float) -> YarnScalin
     if metadata.number(f"{_PREFIX}.yarn_ext_factor", 1.0) != 1.0:
         raise ModelError(f"{metadata.where}: {prefix}.yarn_ext_factor is set, which is not supported")
     fast, slow = (
-        metadata.number(f"{_PREFIX}.yarn_beta_{end}", turns) for end, turns in (("fast", 32.0), ("slow", 1.0))
+        metadata.number(f"{_PREFIX}.yarn_beta_{end}", rotations) for end, rotations in (("fast", 32.0), ("slow", 1.0))
     )
     if not all(1e-6 <= beta <= 1e6 and math.isfinite(beta) for beta in (fast, slow)):
         raise ModelError(f"{metadata.where}: {prefix}.yarn_beta_fast and yarn_beta_slow must be positive")

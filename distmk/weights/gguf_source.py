@@ -59,12 +59,12 @@ def _as_written(name: str, stored: StoredTensor, family: GgufFamily, config: Mod
 def _located(parts: list[GgufHeader], files: list[DataFile]) -> list[tuple[GgufTensor, StoredTensor]]:
     """Every tensor of every part, and the place of its bytes. ModelError: a part is damaged."""
     types = type_table()
-    found: list[tuple[GgufTensor, StoredTensor]] = []
+    located: list[tuple[GgufTensor, StoredTensor]] = []
     for number, (part, file) in enumerate(zip(parts, files, strict=True)):
         stored = [locate(entry, types, file, number) for entry in part.tensors]
         check_data(part, stored, file)
-        found += zip(part.tensors, stored, strict=True)
-    return found
+        located += zip(part.tensors, stored, strict=True)
+    return located
 
 
 def _rope_factors(name: str, stored: StoredTensor, file: DataFile) -> tuple[float, ...]:

@@ -39,18 +39,18 @@ def stop_token_ids(header: GgufHeader, f: Fields) -> tuple[int, ...]:
 def stop_tokens_by_text(header: GgufHeader) -> dict[str, int]:
     """The ids of the tokens that end a reply according to their text. They are special tokens, whatever type the file gives."""
     wanted = {*TEXTS, *(text for texts in FIM_TEXTS.values() for text in texts)}
-    found = find_strings(header, "tokenizer.ggml.tokens", wanted)
-    stops = [text for text in TEXTS if text in found and not _means_something_else(text, found)]
+    ids = find_strings(header, "tokenizer.ggml.tokens", wanted)
+    stops = [text for text in TEXTS if text in ids and not _means_something_else(text, ids)]
     for name, texts in FIM_TEXTS.items():
         if f"tokenizer.ggml.{name}_token_id" not in header.metadata:
-            stops += [text for text in texts if text in found][:1]
-    return {text: found[text] for text in stops}
+            stops += [text for text in texts if text in ids][:1]
+    return {text: ids[text] for text in stops}
 
 
-def _means_something_else(text: str, found: dict[str, int]) -> bool:
-    """Whether `text` does not end a reply in a vocabulary that also has the tokens `found`."""
+def _means_something_else(text: str, ids: dict[str, int]) -> bool:
+    """Whether `text` does not end a reply in a vocabulary that also has the tokens `ids`."""
     if text == "<|end|>":  # in the formats of gpt-oss and Solar Open: end of a channel or a part
-        return {"<|return|>", "<|call|>"} <= found.keys() or (
-            "<|flush|>" in found and bool({"<|call|>", "<|calls|>"} & found.keys())
+        return {"<|return|>", "<|call|>"} <= ids.keys() or (
+            "<|flush|>" in ids and bool({"<|call|>", "<|calls|>"} & ids.keys())
         )
-    return text == "</s>" and "<|tool_response>" in found
+    return text == "</s>" and "<|tool_response>" in ids

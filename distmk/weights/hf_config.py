@@ -81,9 +81,9 @@ def tokenizer_eos_ids(folder: Path) -> Iterator[int]:
         added = read_json(folder / "tokenizer.json", MAX_TOKENIZER_BYTES).get("added_tokens")
         tokens = [token for token in added if isinstance(token, Mapping)] if isinstance(added, list) else []
         known = {text_of_token(token): str(token.get("id")) for token in tokens}
-    found = known.get(text, "") if text else ""
-    if found.isdecimal() and len(found) <= 9:  # otherwise it is not an id, and the tokenizer itself refuses it
-        yield int(found)
+    token_id = known.get(text, "") if text else ""
+    if token_id.isdecimal() and len(token_id) <= 9:  # otherwise it is not an id, and the tokenizer itself refuses it
+        yield int(token_id)
 
 
 def text_of_token(token: Any) -> str:

@@ -36,8 +36,8 @@ def find_shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
         if (match := _NUMBERED.fullmatch(path.name)) and 1 <= int(match[2]) <= int(match[3]):
             sets.setdefault((match[1], int(match[3])), []).append(path)
     if len(sets) == 1:
-        ((stem, count), found), *_ = sets.items()
-        return _complete(folder, stem, count, found), {}
+        ((stem, count), shards), *_ = sets.items()
+        return _complete(folder, stem, count, shards), {}
     if len(files) == 1:
         return files, {}
     if files:
@@ -56,10 +56,10 @@ def _weight_files(folder: Path) -> list[Path]:
     return [path for path in list_folder(folder, ".safetensors") if not path.name.startswith("adapter_")]
 
 
-def _complete(folder: Path, stem: str, count: int, found: list[Path]) -> list[Path]:
+def _complete(folder: Path, stem: str, count: int, files: list[Path]) -> list[Path]:
     """All `count` files of a numbered set; ModelError, with their names, if some are missing."""
     wanted = [folder / f"{stem}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
-    missing = [path.name for path in wanted if path not in found]
+    missing = [path.name for path in wanted if path not in files]
     if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise ModelError(f"{folder}: {', '.join(missing[:4])}{more} of {count} files missing; fetch the model again")

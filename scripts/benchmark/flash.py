@@ -41,7 +41,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
     k_norm,
     rope,
     partial,
-    found,
+    max_and_sum,
     scale,
     eps,
     max_len,
@@ -63,7 +63,7 @@ def _attend_split(  # type: ignore[no-untyped-def]
     place = ((sequence * NUM_KV + head) * GROUP + rows) * num_splits + split
     begin = split * SPAN
     if begin > position:
-        tl.store(found + place * 2, tl.full([ROWS], float("-inf"), tl.float32), mask=real)
+        tl.store(max_and_sum + place * 2, tl.full([ROWS], float("-inf"), tl.float32), mask=real)
         return
     heads = qkv + sequence * (GROUP + 2) * NUM_KV * DIM
     cos = tl.load(rope + position * DIM + half)[None, :]
@@ -101,20 +101,20 @@ def _attend_split(  # type: ignore[no-untyped-def]
         v = tl.where(new, v_new, v)
         out = out * kept[:, None] + tl.dot(shares.to(dtype), v)
         total, best = total * kept + tl.sum(shares, axis=1), better
-    tl.store(found + place * 2, best, mask=real)
-    tl.store(found + place * 2 + 1, total, mask=real)
+    tl.store(max_and_sum + place * 2, best, mask=real)
+    tl.store(max_and_sum + place * 2 + 1, total, mask=real)
     tl.store(partial + place[:, None] * DIM + whole[None, :], out, mask=real[:, None])
 
 
 @triton.jit
-def _merge(partial, found, out, num_splits, DIM: tl.constexpr, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _merge(partial, max_and_sum, out, num_splits, DIM: tl.constexpr, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
     head = tl.program_id(0)
     splits, whole = tl.arange(0, SPLITS), tl.arange(0, DIM)
     place = head * num_splits + splits
-    best = tl.load(found + place * 2, mask=splits < num_splits, other=float("-inf"))
+    best = tl.load(max_and_sum + place * 2, mask=splits < num_splits, other=float("-inf"))
     there = best > float("-inf")
     weight = tl.where(there, tl.exp(best - tl.max(best, axis=0)), 0.0)
-    total = tl.sum(weight * tl.load(found + place * 2 + 1, mask=there, other=0.0), axis=0)
+    total = tl.sum(weight * tl.load(max_and_sum + place * 2 + 1, mask=there, other=0.0), axis=0)
     parts = tl.load(partial + place[:, None] * DIM + whole[None, :], mask=there[:, None], other=0.0)
     tl.store(out + head * DIM + whole, tl.sum(parts * weight[:, None], axis=0) / total)
 
@@ -133,7 +133,7 @@ class FlashAttention:
         self._num_splits = -(-max_len // self._span)
         heads, memory = len(positions) * sizes.num_q, {"dtype": torch.float32, "device": positions.device}
         self._partial = torch.empty(heads, self._num_splits, sizes.head_dim, **memory)
-        self._found = torch.empty(heads, self._num_splits, 2, **memory)
+        self._max_and_sum = torch.empty(heads, self._num_splits, 2, **memory)
 
     def __call__(
         self, qkv: Tensor, keys: Tensor, values: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, rope: Tensor
@@ -150,7 +150,7 @@ class FlashAttention:
             *norms,
             rope,
             self._partial,
-            self._found,
+            self._max_and_sum,
             sizes.head_dim**-0.5,
             sizes.eps,
             self._max_len,
@@ -165,7 +165,7 @@ class FlashAttention:
         )
         _merge[(batch * sizes.num_q,)](
             self._partial,
-            self._found,
+            self._max_and_sum,
             out,
             self._num_splits,
             DIM=sizes.head_dim,

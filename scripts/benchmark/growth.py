@@ -21,11 +21,11 @@ OF: dict[str, Field] = {
 def series(reports: Sequence[Report], name: str) -> dict[str, list[Report]]:
     """Groups of several reports that differ only in `name`, sorted by it; the keys say what the reports share."""
     others = [other for other in OF if other != name]
-    found: dict[str, dict[int, Report]] = {}
+    by_label: dict[str, dict[int, Report]] = {}
     for report in reports:
         label = ", ".join(f"{other} {OF[other](report)}" for other in others)
-        found.setdefault(label, {})[OF[name](report)] = report
-    return {label: [each[at] for at in sorted(each)] for label, each in found.items() if len(each) > 1}
+        by_label.setdefault(label, {})[OF[name](report)] = report
+    return {label: [each[at] for at in sorted(each)] for label, each in by_label.items() if len(each) > 1}
 
 
 def draw_growth(reports: Sequence[Report], path: Path) -> None:

@@ -63,10 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
 
         def tell() -> None:
             if trace is not None:
-                found = found_in(trace, backend) | power
-                print(text_of(found), flush=True)
+                report = found_in(trace, backend) | power
+                print(text_of(report), flush=True)
                 if arguments.json:
-                    _write(found, arguments.json)
+                    _write(report, arguments.json)
 
         agree(bootstrap, tell)
     return 0
@@ -118,14 +118,14 @@ def chain(num_ranks: int, num_workers: int, listed_only: bool = False) -> Graph:
 
 def hops_of(trace: Trace) -> list[dict[str, Any]]:
     """For every kind of hop in the graph: how many tasks waited, of how many, and times in us; None if no task waited."""
-    rows, waited, found = trace.rows, trace.waited(), []
+    rows, waited, reported = trace.rows, trace.waited(), []
     for op in (op for op in HOPS if op in trace.ops):
         mine = rows["op"] == trace.ops.index(op)
         num_tasks = int((mine & (rows["runner"] < trace.num_workers)).sum())
         hops = Spread.of((rows["start_ns"] - rows["ready_ns"])[mine & waited])
         median_us, p99_us = (hops.p50_us, hops.p99_us) if hops.count else (None, None)
-        found.append(dict(hop=op, count=hops.count, num_tasks=num_tasks, median_us=median_us, p99_us=p99_us))
-    return found
+        reported.append(dict(hop=op, count=hops.count, num_tasks=num_tasks, median_us=median_us, p99_us=p99_us))
+    return reported
 
 
 def found_in(trace: Trace, backend: str) -> dict[str, Any]:
@@ -142,21 +142,21 @@ def found_in(trace: Trace, backend: str) -> dict[str, Any]:
     }
 
 
-def text_of(found: dict[str, Any]) -> str:
+def text_of(report: dict[str, Any]) -> str:
     """The results as text."""
-    lines = [", ".join(f"{name} {value}" for name, value in found["machine"].items())]
-    if found["num_ranks"] > 1:
-        lines.append(f"ranks' clocks are told apart to within {us(found['clock_uncertainty_us'])} us")
-    if "idle_watts" in found:
-        idle, waiting = found["idle_watts"], found["waiting_watts"]
+    lines = [", ".join(f"{name} {value}" for name, value in report["machine"].items())]
+    if report["num_ranks"] > 1:
+        lines.append(f"ranks' clocks are told apart to within {us(report['clock_uncertainty_us'])} us")
+    if "idle_watts" in report:
+        idle, waiting = report["idle_watts"], report["waiting_watts"]
         known = f"{idle:.1f} W idle, {waiting:.1f} W while all workers but one wait" if idle and waiting else ""
         lines.append(f"rank 0's board: {known or 'its power cannot be read; pip install nvidia-ml-py'}")
-    size = f"{found['num_ranks']} ranks x {found['num_workers']} workers, {found['num_iterations']} iterations"
+    size = f"{report['num_ranks']} ranks x {report['num_workers']} workers, {report['num_iterations']} iterations"
     cells = []
-    for hop in found["hops"]:
+    for hop in report["hops"]:
         times = ["-" if hop[name] is None else us(hop[name]) for name in ("median_us", "p99_us")]
         cells.append([hop["hop"], str(hop["count"]), str(hop["num_tasks"]), *times])
-    return "\n".join([*lines, table(f"{found['backend']}, {size}", HEAD, cells).rstrip()])
+    return "\n".join([*lines, table(f"{report['backend']}, {size}", HEAD, cells).rstrip()])
 
 
 def measure_power(bootstrap: Bootstrap, num_workers: int, backend: str) -> dict[str, float | None]:
@@ -187,8 +187,8 @@ def measure_power(bootstrap: Bootstrap, num_workers: int, backend: str) -> dict[
         return {"idle_watts": idle, "waiting_watts": meter.watts(lambda: run(num_iterations))}
 
 
-def _write(found: dict[str, Any], path: Path) -> None:
+def _write(report: dict[str, Any], path: Path) -> None:
     try:
-        path.write_text(json.dumps(found, indent=2) + "\n")
+        path.write_text(json.dumps(report, indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None

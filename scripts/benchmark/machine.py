@@ -22,13 +22,13 @@ from lab.power import Meter  # noqa: E402
 
 def versions(*packages: str) -> dict[str, str]:
     """The versions of Python, this repository, and those of `packages` that are installed."""
-    found = {"python": platform.python_version(), "commit": commit()}
+    installed = {"python": platform.python_version(), "commit": commit()}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def commit() -> str:

@@ -152,7 +152,7 @@ def test_absurd_values_are_refused_at_once() -> None:
 @pytest.mark.parametrize("op", ["layer1.attention", "layer1.o"])
 def test_a_wrong_length_of_the_fused_combine_is_refused(op: str, more: int) -> None:
     config = dataclasses.replace(SMALLEST, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=64)
-    options = DecodeOptions(1, 16, max_seqs=1, max_model_len=64, min_split=2, attention_launch="spread")
+    options = DecodeOptions(1, 16, max_seqs=1, max_model_len=64, min_kv_split_len=2, attention_launch="spread")
     program = compile_graph(*lower_programs(build_model(config), options))
     assert not complaint(program)
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):

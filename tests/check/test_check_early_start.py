@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 from support.lamport import accepted
@@ -79,7 +80,7 @@ def test_workers_without_a_task_of_o(num_layers: int) -> None:
     assert not [name for name in names if name.endswith((".qkv", ".o", ".o.reduce"))]
     for desc, name in zip(part.tasks, part.task_names, strict=True):
         if name.endswith((".gate_up", ".down")):
-            assert decode_args(desc).polls, name
+            assert decode_args(desc).polls_x, name
 
 
 @pytest.mark.parametrize("num_workers", [2, 5])
@@ -99,7 +100,8 @@ def test_all_tasks_poll(num_ranks: int) -> None:
     program = spread_model(num_ranks, 3)
     accepted(program)
     for op in ("qkv", "attention", "o", "gate_up", "down"):
-        assert decode_args(find(program, f"layer1.{op}")).polls, op
+        args = decode_args(find(program, f"layer1.{op}"))
+        assert getattr(args, poll_flag(args)), op
     assert decode_args(find(program, "layer1.combine")).fused_combine_len
 
 
@@ -113,8 +115,8 @@ def test_a_task_that_starts_before_the_waits_of_the_one_before_it() -> None:
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
         if name.endswith(".combine"):
             args = decode_args(desc)
-            assert not args.polls
-            type(args).from_buffer(desc.args).polls = 1
+            assert not args.polls_partials
+            type(args).from_buffer(desc.args).polls_partials = 1
     assert Oracle(program).faults >= {"race"}
     text = refusal(program)
     assert "layer1.combine (rank 0, worker 1) in the next iteration writes attention_out" in text
@@ -127,7 +129,7 @@ def test_a_task_that_resets_what_others_still_read() -> None:
     newer = decode_args(find(program, "layer1.o")).out_bf16
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
         if name == "layer1.down":
-            type(decode_args(desc)).from_buffer(desc.args).reset = newer
+            type(decode_args(desc)).from_buffer(desc.args).lamport_reset = newer
             break
     assert Oracle(program).faults >= {"race"}
     text = refusal(program)
@@ -159,7 +161,7 @@ def test_a_task_behind_a_combine_without_work() -> None:
     its buffer.
     """
     program = spread_model(1, 3)
-    reset = decode_args(find(program, "layer1.attention")).reset
+    reset = decode_args(find(program, "layer1.attention")).lamport_reset
     for desc, name in zip(program.ranks[0].tasks, program.ranks[0].task_names, strict=True):
         if name == "layer1.o":
             type(decode_args(desc)).from_buffer(desc.args).fused_partials = reset
@@ -169,23 +171,29 @@ def test_a_task_behind_a_combine_without_work() -> None:
     assert "before layer1.attention (rank 0, every worker) in the next iteration has reset it" in text
 
 
+def poll_flag(args: Any) -> str:
+    """The argument that says whether a task polls; "": there is none."""
+    return next((name for name, *_ in args._fields_ if name.startswith("polls_")), "")
+
+
 def damage(program: Program, source: random.Random) -> str:
     """Change whether a task polls, its lookahead, or what it resets."""
     part = source.choice(program.ranks)
-    early = [desc for desc in part.tasks if hasattr(decode_args(desc), "polls")]
+    early = [desc for desc in part.tasks if poll_flag(decode_args(desc))]
     desc = source.choice(early)
     args = type(decode_args(desc)).from_buffer(desc.args)
-    which = source.choice(["polls", "polls", "reset", "deep_lookahead"])
+    which = source.choice(["polls", "polls", "lamport_reset", "deep_lookahead"])
     if which == "deep_lookahead":
         desc.deep_lookahead ^= 1
         return f"deep_lookahead of a task of type {desc.type} became {desc.deep_lookahead}"
-    if which == "polls" or not getattr(args, "reset", 0):
-        args.polls ^= 1
-        return f"polls of a task of type {desc.type} became {args.polls}"
+    if which == "polls" or not getattr(args, "lamport_reset", 0):
+        flag = poll_flag(args)
+        setattr(args, flag, getattr(args, flag) ^ 1)
+        return f"{flag} of a task of type {desc.type} became {getattr(args, flag)}"
     others = [decode_args(other) for other in early if other.type == desc.type]
-    other = source.choice([other for other in others if other.reset])
-    args.reset = other.reset
-    return f"a task of type {desc.type} resets {split_operand(args.reset)}"
+    other = source.choice([other for other in others if other.lamport_reset])
+    args.lamport_reset = other.lamport_reset
+    return f"a task of type {desc.type} resets {split_operand(args.lamport_reset)}"
 
 
 @pytest.mark.whole

@@ -30,7 +30,7 @@ def test_accepts_lamport_buffers(num_ranks: int) -> None:
     program = compile_graph(model_graph(num_ranks, 2))
     names = program.ranks[0].task_names
     sums = [find(program, name) for name in names if name.endswith(".reduce")]
-    assert all(decode_args(desc).polls for desc in sums) and bool(sums) == (num_ranks > 1)
+    assert all(decode_args(desc).polls_blocks for desc in sums) and bool(sums) == (num_ranks > 1)
     accepted(program)
 
 
@@ -206,7 +206,7 @@ def random_lamport_graph(random_: random.Random) -> Graph:
         graph.add(Put(by, f"put{index}", random_.randrange(num_workers), src=src.at(by, 0, cols), dst=there))
         if random_.random() < 0.9:
             polls = random_.random() < 0.8
-            graph.add(Sum(rank, f"sum{index}", worker, blocks=(there,), dst=dst.at(rank, 0, cols), polls=polls))
+            graph.add(Sum(rank, f"sum{index}", worker, blocks=(there,), dst=dst.at(rank, 0, cols), polls_blocks=polls))
         if random_.random() < 0.3:
             graph.add(Affine(rank, f"copy{index}", random_.randrange(num_workers), src=dst.at(rank), dst=src.at(rank)))
     return graph

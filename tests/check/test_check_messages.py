@@ -108,7 +108,7 @@ def test_bounds_names_task_and_buffer() -> None:
 def test_writes_to_weights_are_refused() -> None:
     program = compile_graph(graphs.push_reduce(2, 1))
     args = decode_args(find(program, "sum0"))
-    args.dst, args.batch, args.num, args.dst_stride = decode_args(find(program, "push0")).weight, 0, 4, 4
+    args.dst, args.batch, args.num_cols, args.dst_stride = decode_args(find(program, "push0")).weight, 0, 4, 4
     assert "which is read only" in refusal(program)
 
 

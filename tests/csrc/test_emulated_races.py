@@ -41,7 +41,7 @@ def decode(
     attention: str = "spread",
 ) -> Program:
     """A decode step like on a GPU. `attention` is how attention is launched; splits have at least 16 positions."""
-    choices = {**backend_choices("emulated"), "min_split": 16, "attention_launch": attention}
+    choices = {**backend_choices("emulated"), "min_kv_split_len": 16, "attention_launch": attention}
     options = DecodeOptions(num_ranks, num_workers, max_seqs=4, max_model_len=max_model_len, page_size=16, **choices)  # type: ignore[arg-type]
     return compile_graph(*lower_programs(build_model(tiny_config(num_layers=num_layers, head_dim=head_dim)), options))
 

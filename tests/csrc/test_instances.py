@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(120)
 class Counted(ManySum):
     """A sum whose body, which only counts, runs all instances of a worker's share."""
 
-    runs_shares: ClassVar[bool] = True
+    loops_over_instances: ClassVar[bool] = True
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distmk import LLM, SamplingParams
-from distmk.bootstrap import hub
+from distmk.bootstrap import star_root
 from distmk.bootstrap.local import Followers
 from distmk.errors import RankLostError
 
@@ -48,7 +48,7 @@ def test_idle_engine(
     """Between launches, and in one that stays. `told`: the launcher knows whether a process is stopped."""
     if not told:
         monkeypatch.setattr(Followers, "describe_stop", lambda self, rank: None)
-        monkeypatch.setattr(hub, "SILENCE_S", 1.5)
+        monkeypatch.setattr(star_root, "SILENCE_S", 1.5)
     options = {"tensor_parallel_size": 2, "num_workers": 1, "max_model_len": 64, "idle_exit_s": idle_exit_s}
     with LLM(str(tiny_model), **options) as llm:  # type: ignore[arg-type]
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))

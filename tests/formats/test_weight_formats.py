@@ -81,11 +81,13 @@ def test_values_of_bf16() -> None:
 
 
 def linear_args(format_id: int) -> LinearArgs:
-    return LinearArgs(x=64, weight=4096, out=128, k=30, k_pitch=30, n=7, x_stride=30, out_stride=7, format=format_id)
+    return LinearArgs(
+        x=64, weight=4096, out=128, k=30, k_pitch=30, num_features=7, x_stride=30, out_stride=7, format=format_id
+    )
 
 
 def jobs_args(format_id: int) -> LinearJobsArgs:
-    shape = {"k": 30, "k_pitch": 30, "num_rows": 7, "num_slabs": 1, "num_splits": 1, "out_stride": 7}
+    shape = {"k": 30, "k_pitch": 30, "num_rows": 7, "num_slabs": 1, "num_k_splits": 1, "out_stride": 7}
     return LinearJobsArgs(x=64, weight=4096, out=128, batch=32, **shape, format=format_id)
 
 

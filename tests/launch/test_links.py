@@ -14,10 +14,10 @@ import pytest
 
 from distmk.bootstrap import link as link_module
 from distmk.bootstrap.base import Launcher, Member, read_link_timeout_s
-from distmk.bootstrap.hub import StarHub
 from distmk.bootstrap.link import MOST_BYTES, Link
-from distmk.bootstrap.spoke import StarSpoke
 from distmk.bootstrap.star import Star
+from distmk.bootstrap.star_leaf import StarLeaf
+from distmk.bootstrap.star_root import StarRoot
 from distmk.errors import DistmkError, RankLostError, UsageError
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,11 +35,11 @@ def connected(tcp: bool) -> tuple[socket.socket, socket.socket]:
 def stars(num_ranks: int, tcp: bool = False, timeout_s: float = 5) -> Iterator[list[Star]]:
     """A star whose ranks are in this process."""
     pairs = {rank: connected(tcp) for rank in range(1, num_ranks)}
-    links = {rank: Link(hub, timeout_s) for rank, (hub, _) in pairs.items()}
-    made: list[Star] = [StarHub(Member("torch", 0, num_ranks), links, b"", timeout_s, Launcher())]
-    for rank, (_, spoke) in pairs.items():
-        link = {0: Link(spoke, timeout_s)}
-        made.append(StarSpoke(Member("torch", rank, num_ranks), link, b"", timeout_s, Launcher()))
+    links = {rank: Link(root, timeout_s) for rank, (root, _) in pairs.items()}
+    made: list[Star] = [StarRoot(Member("torch", 0, num_ranks), links, b"", timeout_s, Launcher())]
+    for rank, (_, leaf) in pairs.items():
+        link = {0: Link(leaf, timeout_s)}
+        made.append(StarLeaf(Member("torch", rank, num_ranks), link, b"", timeout_s, Launcher()))
     with ExitStack() as stack:
         for star in made:
             stack.callback(star.close)
@@ -110,12 +110,12 @@ def test_rank_0_is_lost() -> None:
 def test_an_abort_reaches_all_ranks_and_no_other_launch() -> None:
     with stars(4) as ranks:
         ranks[2]._links[0].send(b"g", b"the next collective call")
-        ranks[1].tell_abort(7, 3)
-        assert all(eventually(lambda star=star: star.told_abort(7) == 3) for star in ranks)
-        assert not any(star.told_abort(8) for star in ranks)
-        ranks[0].tell_abort(9, 1)
-        assert all(eventually(lambda star=star: star.told_abort(9) == 1) for star in ranks)
-        assert not any(star.told_abort(10) or star._news.aborts for star in ranks)  # nothing is kept of past launches
+        ranks[1].send_abort(7, 3)
+        assert all(eventually(lambda star=star: star.abort_reason(7) == 3) for star in ranks)
+        assert not any(star.abort_reason(8) for star in ranks)
+        ranks[0].send_abort(9, 1)
+        assert all(eventually(lambda star=star: star.abort_reason(9) == 1) for star in ranks)
+        assert not any(star.abort_reason(10) or star._notices.aborts for star in ranks)  # none of past launches
         assert all(star.lost_ranks() == [] for star in ranks)
         assert list(ranks[0]._links[2].inbox) == [(b"g", b"the next collective call")]
 
@@ -135,12 +135,12 @@ def test_telling_does_not_wait_for_a_rank_that_does_not_read() -> None:
     with stars(3, timeout_s=1) as ranks:
         began = time.monotonic()
         for launch in range(20_000):
-            ranks[0].tell_abort(launch, 1)
+            ranks[0].send_abort(launch, 1)
         assert time.monotonic() - began < 5
         assert ranks[0]._links[1]._unsent  # more than the socket holds
         for star in ranks[1:]:
             # What could not be sent follows whole, in order.
-            assert eventually(lambda star=star: ranks[0].lost_ranks() == [] and star.told_abort(19_999) == 1)
+            assert eventually(lambda star=star: ranks[0].lost_ranks() == [] and star.abort_reason(19_999) == 1)
 
 
 def test_a_rank_that_does_not_read_is_named() -> None:

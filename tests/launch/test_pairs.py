@@ -12,11 +12,11 @@ import pytest
 
 from distmk.bootstrap import pairs
 from distmk.bootstrap.base import Launcher, Member
-from distmk.bootstrap.hub import StarHub
 from distmk.bootstrap.link import Link
 from distmk.bootstrap.pairs import connect_pairs
-from distmk.bootstrap.spoke import StarSpoke
 from distmk.bootstrap.star import Star
+from distmk.bootstrap.star_leaf import StarLeaf
+from distmk.bootstrap.star_root import StarRoot
 from distmk.errors import DistmkError
 
 TIMEOUT_S = 1.5
@@ -28,11 +28,11 @@ def star(num_ranks: int, keys: dict[int, bytes] | None = None) -> Iterator[list[
     """The ranks of a star, all in this process; `keys`: of ranks that do not have the usual one."""
     ends = {rank: socket.socketpair() for rank in range(1, num_ranks)}
     key = (keys or {}).get
-    hub = {rank: Link(end[0], TIMEOUT_S) for rank, end in ends.items()}
-    stars: list[Star] = [StarHub(Member("local", 0, num_ranks), hub, key(0, b"key"), TIMEOUT_S, Launcher())]
+    root = {rank: Link(end[0], TIMEOUT_S) for rank, end in ends.items()}
+    stars: list[Star] = [StarRoot(Member("local", 0, num_ranks), root, key(0, b"key"), TIMEOUT_S, Launcher())]
     for rank, end in ends.items():
         links = {0: Link(end[1], TIMEOUT_S)}
-        stars.append(StarSpoke(Member("local", rank, num_ranks), links, key(rank, b"key"), TIMEOUT_S, Launcher()))
+        stars.append(StarLeaf(Member("local", rank, num_ranks), links, key(rank, b"key"), TIMEOUT_S, Launcher()))
     yield stars
     for each in reversed(stars):
         each.close()

@@ -104,8 +104,8 @@ def test_ranks_on_another_host_need_a_key() -> None:
     def edit(address: dict[str, Any]) -> None:
         address["unix"] = "a-socket-of-another-host"
 
-    _, spoke = join_two(["127.0.0.7"], edit, is_private=False)
-    assert "on another host; ranks on several hosts need a key" in str(spoke)
+    _, leaf = join_two(["127.0.0.7"], edit, is_private=False)
+    assert "on another host; ranks on several hosts need a key" in str(leaf)
 
 
 def test_ranks_known_to_be_on_several_hosts_need_a_key_at_once() -> None:
@@ -123,9 +123,9 @@ def test_ranks_without_a_key_meet_only_where_they_are_told(capsys: pytest.Captur
     check_exchange(join_two(["127.0.0.7"], told.append, is_private=False, env=env))
     assert told[0]["hosts"] == ["127.0.0.5"] and not told[0]["authkey"]
     assert "whoever reaches 127.0.0.5 can join" in capsys.readouterr().err
-    hub, spoke = join_two(["127.0.0.7"], is_private=False, env={"DISTMK_UNAUTHENTICATED_BIND": "192.0.2.1"})
-    assert isinstance(hub, UsageError) and "192.0.2.1 is no address of this host" in str(hub)
-    assert isinstance(spoke, DistmkError)
+    root, leaf = join_two(["127.0.0.7"], is_private=False, env={"DISTMK_UNAUTHENTICATED_BIND": "192.0.2.1"})
+    assert isinstance(root, UsageError) and "192.0.2.1 is no address of this host" in str(root)
+    assert isinstance(leaf, DistmkError)
 
 
 def test_a_key_is_a_secret(tmp_path: Path) -> None:
@@ -158,20 +158,20 @@ def test_no_address_leads_to_rank_0() -> None:
         address["port"] = 1
 
     started = time.monotonic()
-    hub, spoke = join_two(["no-such-host.invalid", "127.0.0.7"], edit)
+    root, leaf = join_two(["no-such-host.invalid", "127.0.0.7"], edit)
     assert time.monotonic() - started < 20
-    assert str(hub) == "rank 1 did not join within 2 s"
-    assert str(spoke).startswith("rank 1 cannot reach rank 0 at no-such-host.invalid port 1: ")
-    assert str(spoke).endswith("; nor at 127.0.0.7 port 1: Connection refused")
+    assert str(root) == "rank 1 did not join within 2 s"
+    assert str(leaf).startswith("rank 1 cannot reach rank 0 at no-such-host.invalid port 1: ")
+    assert str(leaf).endswith("; nor at 127.0.0.7 port 1: Connection refused")
 
 
 def test_wrong_key_is_refused() -> None:
     def edit(address: dict[str, Any]) -> None:
         address["authkey"] = "00" * 32
 
-    hub, spoke = join_two(["127.0.0.7"], edit)
-    assert str(hub) == "rank 1 did not join within 2 s; refused for another key or user: 1"
-    assert "rank 0 did not let rank 1 join" in str(spoke)
+    root, leaf = join_two(["127.0.0.7"], edit)
+    assert str(root) == "rank 1 did not join within 2 s; refused for another key or user: 1"
+    assert "rank 0 did not let rank 1 join" in str(leaf)
 
 
 def test_own_hosts() -> None:

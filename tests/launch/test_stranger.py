@@ -23,7 +23,7 @@ from test_rendezvous import check_exchange, join_two
 from distmk.bootstrap import torchrun
 from distmk.bootstrap.handshake import Refused, check_same_user
 from distmk.bootstrap.link import MOST_BYTES
-from distmk.bootstrap.rendezvous import Way, listen_unix
+from distmk.bootstrap.rendezvous import Route, listen_unix
 from distmk.errors import DistmkError
 
 pytestmark = pytest.mark.timeout(120)
@@ -119,9 +119,9 @@ def test_another_user_neither_joins_nor_takes_the_place_of_rank_0() -> None:
         address["unix"] = impostor.getsockname()[1:].decode()
 
     with impostor:
-        hub, spoke = join_two(["127.0.0.7"], lead_astray, is_private=False)
-    assert "rank 0 did not let rank 1 join: another user listens there" in str(spoke)
-    assert str(hub) == "rank 1 did not join within 2 s"
+        root, leaf = join_two(["127.0.0.7"], lead_astray, is_private=False)
+    assert "rank 0 did not let rank 1 join: another user listens there" in str(leaf)
+    assert str(root) == "rank 1 did not join within 2 s"
 
 
 def test_an_impostor_without_the_key_is_not_rank_0() -> None:
@@ -142,9 +142,9 @@ def test_an_impostor_without_the_key_is_not_rank_0() -> None:
         def lead_astray(address: dict[str, Any]) -> None:
             address["hosts"], address["port"] = ["127.0.0.1"], impostor.getsockname()[1]
 
-        _, spoke = join_two(["127.0.0.7"], lead_astray, is_private=False, env={"DISTMK_AUTHKEY": KEY})
+        _, leaf = join_two(["127.0.0.7"], lead_astray, is_private=False, env={"DISTMK_AUTHKEY": KEY})
         thread.join()
-    assert "it has another key" in str(spoke)
+    assert "it has another key" in str(leaf)
     assert len(heard[0]) == 68 and bytes.fromhex(KEY) not in heard[0]
 
 
@@ -163,11 +163,11 @@ def test_an_impostor_without_the_key_is_not_rank_0() -> None:
     ],
 )
 def test_an_address_that_makes_no_sense_is_one_line(told: dict[str, Any]) -> None:
-    good = json.loads(Way("name", ("a.b", "::1"), 1, "00").encode())
-    assert Way.decode(json.dumps(good).encode()) == Way("name", ("a.b", "::1"), 1, "00")
+    good = json.loads(Route("name", ("a.b", "::1"), 1, "00").encode())
+    assert Route.decode(json.dumps(good).encode()) == Route("name", ("a.b", "::1"), 1, "00")
     for payload in (json.dumps(good | told).encode(), b"[" * 100_000, b"\xff", b""):
         with pytest.raises(DistmkError) as caught:
-            Way.decode(payload)
+            Route.decode(payload)
         assert str(caught.value) == (
             "the launcher sent no valid address of rank 0; start the same version of distmk on every rank"
         )

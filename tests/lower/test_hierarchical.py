@@ -85,8 +85,8 @@ def test_programs_are_proved(host_sizes: tuple[int, ...], launch: Launch) -> Non
         assert program.host_sizes == host_sizes
     if launch == "spread":
         assert plan_work(build_model(CONFIG), options_of(host_sizes, num_workers, launch)).roles.num_reserved == 8
-        assert any(task.polls for task in graph.tasks if isinstance(task, Linear))
-    assert not any(task.polls for task in graph.tasks if isinstance(task, Sum))
+        assert any(task.polls_x for task in graph.tasks if isinstance(task, Linear))
+    assert not any(task.polls_blocks for task in graph.tasks if isinstance(task, Sum))
 
 
 def test_a_message_that_is_not_waited_for_is_refused() -> None:

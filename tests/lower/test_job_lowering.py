@@ -50,7 +50,7 @@ def test_tasks_in_order() -> None:
     ops = [list(dict.fromkeys(task.op for task in graph.tasks if task.rank == rank)) for rank in (0, 1)]
     assert ops == [names + behind, [*names[1:], "send_logits", "sample"]]
     jobs = [task for task in graph.tasks if task.op in names[1:]]
-    assert all(task.launch is LaunchKind.SPREAD and task.runs_shares for task in jobs)
+    assert all(task.launch is LaunchKind.SPREAD and task.loops_over_instances for task in jobs)
     assert len({(task.rank, task.op) for task in jobs}) == len(jobs)
     assert {getattr(task, "batch").buffer for task in graph.tasks} == {graph.batch}  # noqa: B009
 
@@ -76,7 +76,7 @@ def test_what_programs_share(max_seqs: int, num_ranks: int, config: ModelConfig)
         own = [buffer for buffer in graph.buffers if buffer.name not in shared]
         assert not any(buffer.lamport for buffer in own)
         assert graph.batch and graph.batch.name == f"batch{rows}"
-        peers_write = {"job_normalized", "job_parts"} if num_ranks > 1 else set()
+        peers_write = {"job_normalized_x", "job_parts"} if num_ranks > 1 else set()
         peers_write |= {f"sampled{rows}"} | ({f"logits{max_seqs}"} if max_seqs > MAX_ROWS else set())
         assert {buffer.name for buffer in own if buffer.space is Space.HEAP} == peers_write
     small, large = of_jobs
@@ -109,7 +109,7 @@ def test_the_same_name_is_the_same_memory() -> None:
 
 @pytest.mark.parametrize("tiled", [False, True])
 def test_operands(tiled: bool) -> None:
-    """Slabs, biases and slots of the row-parallel products, and the sums that they are read by."""
+    """Slabs, biases and parts of the row-parallel products, and the sums that they are read by."""
     options = {"tiled": tiled, "max_seqs": 1, "attention_launch": "spread", "row_buckets": (MAX_ROWS, MAX_BUCKET_ROWS)}
     slabs, graph = lowered(2, 5, CONFIGS["every bias"], **options)
     linears = [task for task in graph.tasks if isinstance(task, LinearJobs)]
@@ -120,14 +120,14 @@ def test_operands(tiled: bool) -> None:
         assert not tiling or tiling.slabs == task.partition.ranges
     parts = [task for task in linears if task.epilogue is Epilogue.PARTS]
     splits = 2 if tiled else 1
-    assert {task.num_splits for task in parts if task.op == "layer0.o"} == {splits if tiled else 1}
+    assert {task.num_k_splits for task in parts if task.op == "layer0.o"} == {splits if tiled else 1}
     assert [bool(task.bias) for task in parts] == [task.rank == 0 for task in parts]
     for task in parts:
         sums = [each for each in graph.tasks if isinstance(each, ReduceRows) and each.op == f"{task.op}.reduce"]
-        assert [each.rank for each in sums] == [0, 1] and {each.num_splits for each in sums} == {task.num_splits}
-        assert task.out.begin == task.slot * 96 and task.out.buffer is sums[0].parts.buffer
+        assert [each.rank for each in sums] == [0, 1] and {each.num_k_splits for each in sums} == {task.num_k_splits}
+        assert task.out.begin == task.first_part * 96 and task.out.buffer is sums[0].parts.buffer
     first, *rest = (each for each in graph.tasks if isinstance(each, ReduceRows) and each.rank == 0)
-    assert not first.add and first.num_splits == 1 and all(each.add for each in rest)
+    assert not first.accumulates and first.num_k_splits == 1 and all(each.accumulates for each in rest)
 
 
 @pytest.mark.parametrize("tiled", [False, True])
@@ -194,7 +194,7 @@ def test_every_rank_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["x", "normalized", "parts", "qkv", "q", "attention_out", "mlp_hidden", "sampled_x", "batch"]
+    "name", ["x", "normalized_x", "parts", "qkv", "q", "attention_out", "mlp_hidden", "sampled_x", "batch"]
 )
 def test_smaller_buffers_are_refused(name: str) -> None:
     program = job_program()
@@ -207,7 +207,9 @@ def test_smaller_buffers_are_refused(name: str) -> None:
     assert "bounds: " in refusal(program)
 
 
-@pytest.mark.parametrize("field", ["num_rows", "k", "num_splits", "slot", "out_stride", "sampled", "num_reduced"])
+@pytest.mark.parametrize(
+    "field", ["num_rows", "k", "num_k_splits", "first_part", "out_stride", "max_sampled_rows", "num_reduced"]
+)
 def test_damaged_products_are_refused(field: str) -> None:
     program = job_program()
     part = program.ranks[1]
@@ -237,7 +239,7 @@ def test_rows_of_two_owners_are_not_the_same_rows(monkeypatch: pytest.MonkeyPatc
             "accesses",
             lambda *args, owner=owner: [a._replace(owner=None if a.owner is None else owner) for a in known(*args)],
         )
-        assert "race: embed.reduce" in refusal(program) and "job_normalized" in refusal(program)
+        assert "race: embed.reduce" in refusal(program) and "job_normalized_x" in refusal(program)
 
 
 def test_hosts_are_refused() -> None:

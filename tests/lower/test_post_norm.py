@@ -62,10 +62,10 @@ def test_operands(num_ranks: int) -> None:
             and each.op in (task.op.replace(".norm", ""), task.op.replace("norm", "reduce"))
         ]
         (summed,) = (each.out if num_ranks == 1 else each.dst for each in before)
-        assert summed == task.y._replace(begin=task.x.begin, end=task.x.end) and summed.buffer.name == "y"
+        assert summed == task.y._replace(begin=task.x.begin, end=task.x.end) and summed.buffer.name == "post_norm_input"
         assert (task.y.begin, task.y.end) == (0, 256) and task.col_begin == task.weight.row_begin == task.x.begin
         assert (task.out_bf16 or task.x)[2:] == task.x[2:]
-    polling = {task.op[7:] for task in graph.tasks if isinstance(task, Linear) and task.polls}
+    polling = {task.op[7:] for task in graph.tasks if isinstance(task, Linear) and task.polls_x}
     assert polling == {"qkv", "o", "gate_up"}
 
 
@@ -92,7 +92,7 @@ def test_no_wait_may_be_dropped(num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["k", "n", "col_begin", "y_stride", "x_stride", "out_bf16_stride", "y", "x", "weight"]
+    "field", ["k", "num_cols", "col_begin", "y_stride", "x_stride", "out_bf16_stride", "y", "x", "weight"]
 )
 def test_damaged_arguments_are_refused(field: str) -> None:
     damaged = program()
@@ -106,7 +106,7 @@ def test_damaged_arguments_are_refused(field: str) -> None:
 def test_a_smaller_y_is_refused() -> None:
     damaged = program()
     pieces = damaged.placement.pieces
-    small = next(piece for piece in pieces if piece.name == "y")
+    small = next(piece for piece in pieces if piece.name == "post_norm_input")
     less = dataclasses.replace(small, row_bytes=small.row_bytes - 16)
     damaged.placement = dataclasses.replace(damaged.placement, pieces=tuple(less if p is small else p for p in pieces))
     assert "bounds: " in refusal(damaged)

@@ -39,7 +39,7 @@ class AllReduce:
             assert task.batch
             self._block(task.dst)[:] = self._block(task.src)
         elif isinstance(task, Sum):
-            total = self._block(task.dst) if task.add else np.zeros_like(self._block(task.dst))
+            total = self._block(task.dst) if task.accumulates else np.zeros_like(self._block(task.dst))
             for block in task.blocks:
                 total = total + self._block(block)
             self._block(task.dst)[:] = self.sums[task.rank, task.worker] = total

@@ -41,7 +41,7 @@ def decode(job: Job, attention_launch: str, launch_iterations: int = 0) -> Decod
         max_seqs=4,
         max_model_len=64,
         page_size=4,
-        min_split=4,
+        min_kv_split_len=4,
         attention_launch=attention_launch,  # type: ignore[arg-type]
     )
     with job.session(lower_programs(build_model(tiny_config()), options)[0]) as session:

@@ -28,7 +28,7 @@ AHEAD, SINGLE, MASSIVE, SPREAD = LaunchKind.AHEAD, LaunchKind.SINGLE, LaunchKind
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ManySum(Sum):
-    """A sum with several instances a launch, all of the same work: with `add`, each adds to dst."""
+    """A sum with several instances a launch, all of the same work: with `accumulates`, each adds to dst."""
 
     instances: int = 1
 
@@ -103,7 +103,7 @@ def pipeline(job: Job) -> None:
         if stage == 0:
             graph.add(Affine(0, "count", src=counter.at(0), dst=counter.at(0), shift=1.0))
             graph.add(Affine(0, "feed", src=counter.at(0), dst=into.at(0)))
-        graph.add(Sum(stage, "tally", blocks=(into.at(stage),), dst=seen.at(stage), add=True))
+        graph.add(Sum(stage, "tally", blocks=(into.at(stage),), dst=seen.at(stage), accumulates=True))
         if stage + 1 < job.num_ranks:
             graph.add(Put(stage, "pass", src=into.at(stage), dst=inputs[stage + 1].at(stage + 1)))
         else:
@@ -142,7 +142,9 @@ def handed_out_graph(job: Job) -> distmk.Graph:
             count = counts.at(rank, i, i + 1)
             times = {MASSIVE: instances, SPREAD: min(instances, job.workers)}.get(kind, 1)
             graph.add(
-                ManySum(rank, f"count{i}", launch=kind, blocks=(one.at(rank),), dst=count, add=True, instances=times)
+                ManySum(
+                    rank, f"count{i}", launch=kind, blocks=(one.at(rank),), dst=count, accumulates=True, instances=times
+                )
             )
             src, dst = trail.at(rank, i, i + 1), trail.at(rank, i + 1, i + 2)
             graph.add(Affine(rank, f"copy{i}", launch=kind, src=src, dst=dst, shift=1.0))

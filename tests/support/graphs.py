@@ -84,7 +84,7 @@ def push_reduce(num_ranks: int, num_workers: int) -> Graph:
                         dst=to,
                         out_bf16=out_bf16,
                         batch=batch.at(rank),
-                        add=layer > 0,
+                        accumulates=layer > 0,
                     )
                 )
     return graph
@@ -188,7 +188,9 @@ def random_graph(random_: random.Random) -> Graph:
             blocks = tuple(block.at(rank, b * cols // n, (b + 1) * cols // n) for b in range(n))
             to = random_.choice([each for each in (wide, *every) if each is not block]).at(rank, 0, cols // n)
             out_bf16 = _some(random_, halves, rank, cols // n) if random_.random() < 0.5 else None
-            graph.add(Sum(rank, op, worker, blocks=blocks, dst=to, out_bf16=out_bf16, add=random_.random() < 0.3))
+            graph.add(
+                Sum(rank, op, worker, blocks=blocks, dst=to, out_bf16=out_bf16, accumulates=random_.random() < 0.3)
+            )
         elif choice < 0.95:
             x = _some(random_, halves, rank, cols)
             task = push_linear(graph, rank, x, _some(random_, random_.choice(shared), rank, cols), op)

@@ -15,7 +15,7 @@ COLS = 16
 
 
 def taking(rank: int, op: str, worker: int | None, *blocks: Region, dst: Region) -> Sum:
-    return Sum(rank, op, worker, blocks=blocks, dst=dst, polls=True)
+    return Sum(rank, op, worker, blocks=blocks, dst=dst, polls_blocks=True)
 
 
 def all_reduce(num_ranks: int, num_workers: int) -> Graph:

@@ -25,7 +25,7 @@ SMALLEST = tiny_config(
 
 
 def model_graph(num_ranks: int, num_workers: int, config: ModelConfig = SMALLEST, **options: Any) -> Graph:
-    made = DecodeOptions(num_ranks, num_workers, max_model_len=64, max_splits=2, **options)
+    made = DecodeOptions(num_ranks, num_workers, max_model_len=64, max_kv_splits=2, **options)
     return lower_programs(build_model(config), made)[0]
 
 

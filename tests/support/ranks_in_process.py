@@ -113,8 +113,8 @@ def tiny_decode(
         max_model_len=64,
         page_size=4,
         num_pages=16,
-        max_splits=4,
-        min_split=4,
+        max_kv_splits=4,
+        min_kv_split_len=4,
         attention_launch=attention_launch,
         host_sizes=host_sizes,
     )

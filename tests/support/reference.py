@@ -118,10 +118,12 @@ def split_bounds(first: int, kv_len: int, num_splits: int) -> list[int]:
     return [first, *((first + length * i // num_splits) // step * step for i in range(1, num_splits)), kv_len]
 
 
-def num_splits(seen: list[int], run: int, num_kv: int, num_workers: int, min_split: int, max_splits: int) -> int:
-    """Splits of a run: its share of the workers, by the positions that it sees, with at least `min_split` of them each; from 8
-    on in eights. seen: positions that each run sees.
+def num_splits(
+    seen: list[int], run: int, num_kv: int, num_workers: int, min_kv_split_len: int, max_kv_splits: int
+) -> int:
+    """Splits of a run: its share of the workers, by the positions that it sees, with at least `min_kv_split_len` of them each;
+    from 8 on in eights. seen: positions that each run sees.
     """
     share = max(1, num_workers // num_kv) * seen[run] // sum(seen)
-    count = max(1, min(share, -(-seen[run] // min_split), max_splits))
+    count = max(1, min(share, -(-seen[run] // min_kv_split_len), max_kv_splits))
     return count if count < 8 else count // 8 * 8

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(200)
 HEAD_DIM, PAGE_SIZE, SPLIT_LEN, MAX_SPLITS, MAX_LEN = 64, 16, 64, 4, 256
 SHAPE = AttentionShape(
     num_q=4, num_kv=2, head_dim=HEAD_DIM, group=2, q_begin=0, kv_begin=0, page_size=PAGE_SIZE,
-    max_pages=MAX_LEN // PAGE_SIZE, num_pages=3 * MAX_LEN // PAGE_SIZE, max_splits=MAX_SPLITS, min_split=SPLIT_LEN,
+    max_pages=MAX_LEN // PAGE_SIZE, num_pages=3 * MAX_LEN // PAGE_SIZE, max_kv_splits=MAX_SPLITS, min_kv_split_len=SPLIT_LEN,
     num_workers=4, fixed_splits=True,
 )  # fmt: skip
 Runs = list[tuple[int, int, int]]  # rows, slot, positions after the iteration

@@ -17,12 +17,14 @@ from distmk.tasks import AttentionShape, Linear
 
 def test_a_single_row_has_few_splits() -> None:
     """Every task of the projection reads all of them, so up to `fused_combine_len` positions at most COMBINE_WIDTH."""
-    for num_workers, max_splits, min_split in itertools.product((5, 30, 31, 32, 33, 64), (7, 15, 16, 32), (1, 3, 64)):
-        shape = AttentionShape(4, 2, 64, 2, 0, 0, 16, 64, 64, max_splits, min_split, num_workers)
-        more = min(num_workers // 2, max_splits) >= 2 * COMBINE_WIDTH
+    for num_workers, max_kv_splits, min_kv_split_len in itertools.product(
+        (5, 30, 31, 32, 33, 64), (7, 15, 16, 32), (1, 3, 64)
+    ):
+        shape = AttentionShape(4, 2, 64, 2, 0, 0, 16, 64, 64, max_kv_splits, min_kv_split_len, num_workers)
+        more = min(num_workers // 2, max_kv_splits) >= 2 * COMBINE_WIDTH
         for kv_len in (1, 2, 7, 8, 15, 16, 17, 59, 60, 61, 180, 181, 960, 3839, 3840, 3841, 5000):
-            splits = reference.num_splits([kv_len], 0, 2, num_workers, min_split, max_splits)
-            assert (kv_len > shape.fused_combine_len) == (more and kv_len > 60 * min_split), (shape, kv_len)
+            splits = reference.num_splits([kv_len], 0, 2, num_workers, min_kv_split_len, max_kv_splits)
+            assert (kv_len > shape.fused_combine_len) == (more and kv_len > 60 * min_kv_split_len), (shape, kv_len)
             assert kv_len <= shape.fused_combine_len or splits > COMBINE_WIDTH, (shape, kv_len, splits)
 
 

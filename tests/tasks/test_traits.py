@@ -26,7 +26,7 @@ class Args(ctypes.Structure):
     ("traits", "refusal"),
     [
         ({"completes_early": EarlyCompletion("polls", 8)}, "its traits need arguments polls$"),
-        ({"resets_rows": True}, "its traits need arguments reset$"),
+        ({"resets_rows": True}, "its traits need arguments lamport_reset$"),
         ({"hot_variants": 1}, r"must poll its inputs \(polls_inputs\)$"),
     ],
 )

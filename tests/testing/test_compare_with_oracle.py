@@ -27,7 +27,7 @@ def ring(rng: np.random.Generator) -> distmk.Graph:
         graph.add(Affine(rank, "affine", src=b.at(rank), dst=both.at(rank, num), scale=-2.0, shift=1.0))
     for rank in range(2):
         blocks = both.at(rank, 0, num), both.at(rank, num)
-        graph.add(Sum(rank, "sum", blocks=blocks, dst=total.at(rank), add=True))
+        graph.add(Sum(rank, "sum", blocks=blocks, dst=total.at(rank), accumulates=True))
     return graph
 
 

@@ -30,9 +30,9 @@ def test_warps_write_down_where_they_are(tmp_path: Path, monkeypatch: pytest.Mon
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=12, ignore_eos=True))
         tasks = marked_tasks(read_marks(llm.session.backend, WORKERS), llm.session.rank_program.task_names)
     assert {task.worker for task in tasks} == set(range(WORKERS))
-    assert {task.layer for task in tasks} == {0, 1} and max(task.turn for task in tasks) > 1
+    assert {task.layer for task in tasks} == {0, 1} and max(task.runs_ago for task in tasks) > 1
     for task in tasks:
-        where = f"{task.op} of layer {task.layer} on worker {task.worker}, {task.turn} turns back"
+        where = f"{task.op} of layer {task.layer} on worker {task.worker}, {task.runs_ago} runs ago"
         known = {mark: task.us[:, i] for i, mark in enumerate(TIMES)}
         assert np.isfinite(known[Mark.ENTERED]).all() and np.isfinite(known[Mark.LEFT]).all(), where
         if task.op in LINEAR:

@@ -124,7 +124,7 @@ def decode(
     host_sizes: tuple[int, ...] = (),
 ) -> Graph:
     """A step of a model of two layers, whose attention has several instances."""
-    sizes = {"max_seqs": 2, "max_model_len": 64, "page_size": 4, "max_splits": 2}
+    sizes = {"max_seqs": 2, "max_model_len": 64, "page_size": 4, "max_kv_splits": 2}
     options = DecodeOptions(num_ranks, num_workers, **sizes, attention_launch=attention, host_sizes=host_sizes)
     return lower_programs(build_model(tiny_config()), options)[0]
 

@@ -74,13 +74,13 @@ DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
     }
     mark(Mark::PREPARED);
     // Before this point only older positions are read. New ones are read by the one instance that appends them.
-    if (args.polls)
+    if (args.polls_qkv)
       context.begin_polling();
     else if (!context.inputs_ready())
       return false;
     if (block == 0) reset_fused_partials(p);
-    load_q(p, block, count, args.polls);
-    if (block == 0) load_new_kv(p, count, args.polls);
+    load_q(p, block, count, args.polls_qkv);
+    if (block == 0) load_new_kv(p, count, args.polls_qkv);
     context.inputs_polled();
     mark(Mark::INPUTS);
     team.sync();
@@ -146,7 +146,7 @@ DISTMK_FN void body_attention(Context& context, const AttentionArgs& args) {
   using namespace attention;
   const auto run = [&] {
     switch (kv_path(own_round())) {
-      case NEAR:
+      case ONE_TILE_PER_WARP:
         return run_decode_row<Batch1RowParams<HOT_HEAD_DIM>>(context, args);
       case PIPELINED:
         return args.head_dim == HOT_HEAD_DIM ? run_decode_row<DecodeRowParams<HOT_HEAD_DIM>>(context, args)

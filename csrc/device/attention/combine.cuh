@@ -146,7 +146,7 @@ struct FourRowCombine {
 
 // Waits for the partials, or prepares to poll them. False: the launch was over before they were there.
 DISTMK_FN bool await_partials(Context& context, const CombineArgs& args) {
-  if (!args.polls) return context.inputs_ready();
+  if (!args.polls_partials) return context.inputs_ready();
   context.begin_polling();
   return true;
 }
@@ -163,11 +163,11 @@ DISTMK_FN void combine_four_rows(Context& context, const CombineArgs& args, cons
     const uint32_t row = min(own_row, num_rows - 1);
     const CombineSlice slice(args, index);
     FourRowCombine rows;
-    rows.partials = context.at<float>(args.partials) + index * slice_floats(args.max_splits) +
-                    partial_begin(row, 0, args.max_splits);
+    rows.partials = context.at<float>(args.partials) + index * slice_floats(args.max_kv_splits) +
+                    partial_begin(row, 0, args.max_kv_splits);
     rows.num_splits = __shfl_sync(~0u, splits_of_row, row);
     if (!await_partials(context, args)) return;
-    context.poll(args.polls, [&] { return rows.load(); });
+    context.poll(args.polls_partials, [&] { return rows.load(); });
     context.inputs_polled();
     float combined[4];
     rows.combine(combined);
@@ -175,7 +175,7 @@ DISTMK_FN void combine_four_rows(Context& context, const CombineArgs& args, cons
     if (own_row >= num_rows) continue;
     out.publish_four(uint64_t{row} * args.out_stride + slice.head * args.head_dim + slice.begin + rows.first_element(),
                      combined);
-    if (args.polls) rows.reset();
+    if (args.polls_partials) rows.reset();
   }
 }
 
@@ -186,7 +186,7 @@ DISTMK_FN void body_combine(Context& context, const CombineArgs& args) {
   const Batch& batch = *context.batch(args.batch);
   if (fuses_combine(args, batch.num_rows, batch.runs[0])) return context.inputs_polled();
   const Splits splits(args, batch);
-  const LamportVector out{context.at<__nv_bfloat16>(args.out), context.at<__nv_bfloat16>(args.reset)};
+  const LamportVector out{context.at<__nv_bfloat16>(args.out), context.at<__nv_bfloat16>(args.lamport_reset)};
   const uint32_t lane = threadIdx.x % 32, splits_of_row = lane < batch.num_rows ? splits.of(run_of(batch, lane)) : 1;
   // Never with fixed splits: whether a row is combined in fours would depend on the other rows.
   const bool in_fours =
@@ -199,18 +199,18 @@ DISTMK_FN void body_combine(Context& context, const CombineArgs& args) {
     const uint32_t row = i / args.num_slices, index = i % args.num_slices;
     const CombineSlice slice(args, index);
     SliceCombine of_slice;
-    of_slice.partials = context.at<float>(args.partials) + index * slice_floats(args.max_splits) +
-                        partial_begin(row, 0, args.max_splits);
+    of_slice.partials = context.at<float>(args.partials) + index * slice_floats(args.max_kv_splits) +
+                        partial_begin(row, 0, args.max_kv_splits);
     of_slice.num_splits = splits.of(run_of(batch, row));
     of_slice.num_elements = slice.end - slice.begin;
     if (!await_partials(context, args)) return;
-    context.poll(args.polls, [&] { return of_slice.load(); });
+    context.poll(args.polls_partials, [&] { return of_slice.load(); });
     context.inputs_polled();
     const float value = of_slice.combine();
     const uint32_t e = SliceCombine::own_element();
     if (e < of_slice.num_elements)
       out.store(uint64_t{row} * args.out_stride + slice.head * args.head_dim + slice.begin + e, value);
-    if (args.polls) of_slice.reset();
+    if (args.polls_partials) of_slice.reset();
   }
   context.inputs_polled();
 }
@@ -219,7 +219,7 @@ DISTMK_FN void reset_stale_rows(const Context& context, const CombineArgs& args,
   DISTMK_NO_UNROLL
   for (uint32_t i = 0; i < args.num_slices; ++i) {
     const CombineSlice slice(args, i);
-    auto* columns = context.at<__nv_bfloat16>(args.reset) + slice.head * args.head_dim + slice.begin;
+    auto* columns = context.at<__nv_bfloat16>(args.lamport_reset) + slice.head * args.head_dim + slice.begin;
     reset_rows(context, batch, columns, slice.end - slice.begin, args.out_stride);
   }
 }

@@ -134,12 +134,12 @@ DISTMK_FN bool run_decode_row(Context& context, const AttentionArgs& args) {
   KvTile tile;
   load_first_tile(p, tile);
   mark(Mark::PREPARED);
-  if (args.polls)
+  if (args.polls_qkv)
     context.begin_polling();
   else if (!context.inputs_ready())
     return false;
-  load_q(p, 0, p.num_heads, args.polls);
-  load_new_kv(p, p.num_heads, args.polls);
+  load_q(p, 0, p.num_heads, args.polls_qkv);
+  load_new_kv(p, p.num_heads, args.polls_qkv);
   context.inputs_polled();
   mark(Mark::INPUTS);
   context.team.sync();

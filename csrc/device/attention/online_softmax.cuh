@@ -155,7 +155,8 @@ DISTMK_FN void* partial_at(const P& p, uint32_t query, uint32_t part) {
            part * HOT_HEAD_DIM + 4 * lane;
   const uint32_t row = p.row_of(query), slice = (p.first_head + query - row * p.num_heads) * slices +
                                                 part * SLICES_PER_PART + lane / LANES_PER_SLICE;
-  return p.f32(p.args.partials) + partial_of_slice(slice, p.run.row_begin + row, p.instance.split, p.args.max_splits) +
+  return p.f32(p.args.partials) +
+         partial_of_slice(slice, p.run.row_begin + row, p.instance.split, p.args.max_kv_splits) +
          PARTIAL_HEADER_FLOATS + lane % LANES_PER_SLICE * 4;
 }
 
@@ -204,13 +205,13 @@ DISTMK_FN void combine_warps(const P& p, uint32_t index, uint32_t part, void* ou
 template <class P>
 DISTMK_FN void reset_fused_partials(const P& p) {
   const uint32_t lane = p.lane();
-  if (!p.args.reset || p.instance.run != 0 || 4 * lane >= p.head_dim()) return;
+  if (!p.args.lamport_reset || p.instance.run != 0 || 4 * lane >= p.head_dim()) return;
 #pragma unroll 1
   for (uint32_t query = threadIdx.x / 32; query < p.num_heads; query += NUM_WARPS)
 #pragma unroll 1
-    for (uint32_t split = p.instance.split; split < max_fused_splits(p.args.max_splits);
+    for (uint32_t split = p.instance.split; split < max_fused_splits(p.args.max_kv_splits);
          split += p.instance.num_splits) {
-      __nv_bfloat16* out = p.fused_partial_at(p.args.reset, query, split);
+      __nv_bfloat16* out = p.fused_partial_at(p.args.lamport_reset, query, split);
       if (lane == 0) lamport_reset(reinterpret_cast<float*>(out));
 #pragma unroll
       for (uint32_t part = 0; part < P::PARTS; ++part)

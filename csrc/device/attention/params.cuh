@@ -84,7 +84,7 @@ struct ParamsOf : AttentionSplit {
   // A head's partial of a split, for a combine that is fused into the consumer GEMV.
   DISTMK_FN __nv_bfloat16* fused_partial_at(uint64_t operand, uint32_t query, uint32_t split) const {
     return context.at<__nv_bfloat16>(operand) +
-           fused_partial_begin(first_head + query, split, args.max_splits, head_dim());
+           fused_partial_begin(first_head + query, split, args.max_kv_splits, head_dim());
   }
 
   // Swizzle of the caches (runtime/kv_cache.h).
@@ -165,7 +165,7 @@ DISTMK_FN AttentionSplit split_of(const Context& context, const AttentionArgs& a
 // + r * num_workers. The dispatcher has prepared round 0.
 
 // KvPath of round 0 of this warp's current task.
-DISTMK_FN uint32_t assigned_path() { return shared().attention_assignment.at_hand[handshake_slot(task_number())]; }
+DISTMK_FN uint32_t assigned_path() { return shared().attention_assignment.kv_path[handshake_slot(task_number())]; }
 DISTMK_FN uint32_t kv_path(uint32_t round) { return round ? UNASSIGNED : assigned_path(); }
 DISTMK_FN uint32_t count_instances(const Context& context, const AttentionArgs& args) {
   return assigned_path() ? shared().attention_assignment.num_instances

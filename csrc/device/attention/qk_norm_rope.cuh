@@ -120,7 +120,7 @@ DISTMK_FN void load_new_kv(const P& p, uint32_t first_warp, bool polls) {
       continue;
     }
     const auto* value = reinterpret_cast<const uint4*>(key + uint64_t{p.args.num_kv} * dim);
-    const auto bring = [&](uint32_t part) {
+    const auto load_part = [&](uint32_t part) {
       const bool has_elements = part * HOT_HEAD_DIM + 4 * lane < dim;
       uint4 v;
       p.context.poll(polls, [&] {
@@ -132,8 +132,8 @@ DISTMK_FN void load_new_kv(const P& p, uint32_t first_warp, bool polls) {
             pack_bf16(__uint_as_float(v.x), __uint_as_float(v.y)),
             pack_bf16(__uint_as_float(v.z), __uint_as_float(v.w))};
     };
-    bring(0);
-    if constexpr (P::PARTS > 1) bring(1);
+    load_part(0);
+    if constexpr (P::PARTS > 1) load_part(1);
   }
 }
 

@@ -11,7 +11,7 @@ namespace attention {
 // The loader's part in attention (device/core/loader.cuh).
 struct InputStream {
   // Whether the dispatcher notifies the loader about a task. Both see all tasks of the worker's list in the same order.
-  DISTMK_FN static bool is_told_of(const TaskDesc& task) {
+  DISTMK_FN static bool handles(const TaskDesc& task) {
     return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::ATTENTION) && is_spread(task) &&
            reinterpret_cast<const AttentionArgs*>(task.args)->long_splits;
   }
@@ -19,12 +19,12 @@ struct InputStream {
   // split, two tiles a stage. False: the worker has left.
   DISTMK_FN static bool stream(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task) {
     AttentionAssignment& assignment = shared().attention_assignment;
-    const uint32_t number = assignment.num_heard.get(), slot = number % 2;
-    while (!lanes.all(barrier_try_wait(&assignment.told[slot], number / 2 % 2)))
+    const uint32_t number = assignment.num_received.get(), slot = number % 2;
+    while (!lanes.all(barrier_try_wait(&assignment.notified[slot], number / 2 % 2)))
       if (!lanes.all(!shared().pipeline.leave.get())) return false;
     const bool streams = assignment.streams[slot];
     lanes.sync();
-    if (lanes.leader()) assignment.num_heard.set(number + 1);
+    if (lanes.leader()) assignment.num_received.set(number + 1);
     lanes.sync();
     if (!streams) return true;
     Context context(state, lanes);
@@ -53,7 +53,7 @@ class AssignmentTracker {
   DISTMK_FN AssignmentTracker(const RankState& state, const Team& warp) : context_(state, warp) {}
 
   // Task `n` is about to be issued. Tasks up to n - 4 are done.
-  DISTMK_FN void see(uint32_t n, const Action& action) {
+  DISTMK_FN void update_for(uint32_t n, const Action& action) {
     if (action.kind == ActionKind::LEAVE) return;
     num_listed_ += is_listed(*action.task.desc);
     if (action.task.desc->type != static_cast<uint16_t>(TaskType::ATTENTION)) return;
@@ -72,10 +72,10 @@ class AssignmentTracker {
     }
     if (is_spread(*action.task.desc)) last_ = num_listed_;
     context_.team.sync();  // one lane has written what all lanes read below
-    const bool notifies = InputStream::is_told_of(*action.task.desc),
+    const bool notifies = InputStream::handles(*action.task.desc),
                pipelined = notifies && assigned && is_pipelined(args);
-    const KvPath path = !assigned ? UNASSIGNED : pipelined ? PIPELINED : is_batch1(args) ? NEAR : ASSIGNED;
-    if (context_.team.leader()) shared().attention_assignment.at_hand[handshake_slot(n)] = path;
+    const KvPath path = !assigned ? UNASSIGNED : pipelined ? PIPELINED : is_batch1(args) ? ONE_TILE_PER_WARP : ASSIGNED;
+    if (context_.team.leader()) shared().attention_assignment.kv_path[handshake_slot(n)] = path;
     if (notifies) notify_loader(pipelined);
   }
 
@@ -128,11 +128,11 @@ class AssignmentTracker {
   DISTMK_FN void notify_loader(bool streams) {
     AttentionAssignment& assignment = shared().attention_assignment;
     const uint32_t slot = num_notified_ % 2;
-    while (!context_.team.all(num_notified_ < assignment.num_heard.get() + 2))
+    while (!context_.team.all(num_notified_ < assignment.num_received.get() + 2))
       if (!context_.team.all(!shared().pipeline.leave.get())) return;
     ++num_notified_;
     if (context_.team.leader()) assignment.streams[slot] = streams;
-    warp_arrive(&assignment.told[slot]);
+    warp_arrive(&assignment.notified[slot]);
   }
 
   DISTMK_FN void assign(const Action& action, const AttentionArgs& args) {

@@ -79,11 +79,11 @@ DISTMK_FN void reset_rows(const Context& context, const Batch& batch, T* columns
       lamport_reset(columns + uint64_t{row} * stride + i);
   }
 }
-// reset_rows() for a task whose columns all lie at `args.reset`.
+// reset_rows() for a task whose columns all lie at `args.lamport_reset`.
 template <class T, class Args>
 DISTMK_FN void reset_columns(const Context& context, const Args& args, const Batch& batch, uint32_t num_cols,
                              uint32_t stride) {
-  reset_rows(context, batch, context.at<T>(args.reset), num_cols, stride);
+  reset_rows(context, batch, context.at<T>(args.lamport_reset), num_cols, stride);
 }
 
 }  // namespace distmk

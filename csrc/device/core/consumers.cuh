@@ -59,12 +59,12 @@ DISTMK_FN uint32_t next_code_path() {
 // of their own, which call nothing.
 DISTMK_NOINLINE void run_job_layers(const RankState& state, uint32_t code_path) {
   for (;; code_path = next_code_path()) switch (code_path) {
-#define DISTMK_CASE(id, name, Args)       \
-  case CodePath::COLD + id:               \
-    if constexpr (TraitsOf<id>::PREPARES) \
-      run_cold_task_here<id>(state);      \
-    else                                  \
-      return;                             \
+#define DISTMK_CASE(id, name, Args)           \
+  case CodePath::COLD + id:                   \
+    if constexpr (TraitsOf<id>::HAS_PROLOGUE) \
+      run_cold_task_here<id>(state);          \
+    else                                      \
+      return;                                 \
     break;
       DISTMK_TASK_TYPES(DISTMK_CASE)
 #undef DISTMK_CASE
@@ -77,7 +77,7 @@ DISTMK_FN void run_cold_task(const RankState& state, uint32_t type) {
   switch (type) {
 #define DISTMK_CASE(id, name, Args)                      \
   case id:                                               \
-    if constexpr (TraitsOf<id>::PREPARES)                \
+    if constexpr (TraitsOf<id>::HAS_PROLOGUE)            \
       run_job_layers(state, CodePath::COLD + type);      \
     else if constexpr (!TraitsOf<id>::RUNS_ON_SCHEDULER) \
       run_cold_task_of<id>(state);                       \

@@ -30,7 +30,7 @@ DISTMK_FN void run_dispatcher(const RankState& state, uint32_t worker, const Tea
   Worker<CachedTasks> actions(state, worker, warp, list, CachedTasks::Holder(s.dispatched), local_scheduler);
   Observer observer(state, warp);
   const auto issue = [&](const Action& action) {
-    observer.see(num_issued, action);
+    observer.update_for(num_issued, action);
     handshake.issue(warp, num_issued++, action, code_path_of(state, action));
   };
   const auto next_task = [&] {

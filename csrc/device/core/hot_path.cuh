@@ -36,7 +36,7 @@ DISTMK_FN bool has_nothing_to_do(const RankState& state, const TaskDesc& task) {
 DISTMK_FN bool batch_shrank(const Batch* batch) { return batch && batch->num_reset_rows > batch->num_rows; }
 
 // A type with RESETS_ROWS defines this hook beside its body, under device/. It zeroes rows batch.num_rows to
-// batch.num_reset_rows in the columns of `args.reset` that the task writes.
+// batch.num_reset_rows in the columns of `args.lamport_reset` that the task writes.
 #define DISTMK_DECLARE_HOOK(id, name, Args) \
   DISTMK_FN void reset_stale_rows(const Context& context, const Args& args, const Batch& batch);
 DISTMK_TASK_TYPES_RESETS_ROWS(DISTMK_DECLARE_HOOK)
@@ -48,15 +48,15 @@ DISTMK_FN void reset_stale_rows(const Context& context) {
   if constexpr (TraitsOf<TYPE>::RESETS_ROWS) {
     const auto& args = args_of<typename TraitsOf<TYPE>::Args>(*context.task.desc);
     const Batch* batch = context.batch(args.batch);
-    if (args.reset && batch_shrank(batch)) reset_stale_rows(context, args, *batch);
+    if (args.lamport_reset && batch_shrank(batch)) reset_stale_rows(context, args, *batch);
   }
 }
 
 // A hot type takes the cold path in three cases. The transport may be needed; the task is spread, and its body runs
 // only one instance; or rows must be zeroed that only the previous iteration had.
 template <class Traits>
-DISTMK_FN uint32_t path_unless_shrunk(const RankState& state, const typename Traits::Args& args, uint32_t variant,
-                                      uint32_t cold) {
+DISTMK_FN uint32_t hot_path_or_cold(const RankState& state, const typename Traits::Args& args, uint32_t variant,
+                                    uint32_t cold) {
   if constexpr (Traits::RESETS_ROWS)
     return batch_shrank(state.batch(args.batch)) ? cold : Traits::CODE_PATH + variant;
   else
@@ -66,19 +66,19 @@ DISTMK_FN uint32_t code_path_of(const RankState& state, const Action& action) {
   if (action.kind == ActionKind::LEAVE) return CodePath::LEAVE;
   const TaskDesc& task = *action.task.desc;
   const uint32_t cold = CodePath::COLD + task.type;
-  if (state.transport || (is_spread(task) && !runs_shares(task.type))) return cold;
+  if (state.transport || (is_spread(task) && !loops_over_instances(task.type))) return cold;
   switch (task.type) {
 #define DISTMK_CASE(id, name, Args) \
   case id:                          \
-    return path_unless_shrunk<TraitsOf<id>>(state, args_of<Args>(task), 0, cold);
+    return hot_path_or_cold<TraitsOf<id>>(state, args_of<Args>(task), 0, cold);
     DISTMK_TASK_TYPES_HOT(DISTMK_CASE)
 #undef DISTMK_CASE
-#define DISTMK_CASE(id, name, Args)                                      \
-  case id: {                                                             \
-    const auto& args = args_of<Args>(task);                              \
-    uint32_t variant;                                                    \
-    if (!find_hot_variant(state, args, &variant)) return cold;           \
-    return path_unless_shrunk<TraitsOf<id>>(state, args, variant, cold); \
+#define DISTMK_CASE(id, name, Args)                                    \
+  case id: {                                                           \
+    const auto& args = args_of<Args>(task);                            \
+    uint32_t variant;                                                  \
+    if (!find_hot_variant(state, args, &variant)) return cold;         \
+    return hot_path_or_cold<TraitsOf<id>>(state, args, variant, cold); \
   }
     DISTMK_TASK_TYPES_HOT_VARIANTS(DISTMK_CASE)
 #undef DISTMK_CASE

@@ -33,7 +33,7 @@ DISTMK_FN bool stream_task(const RankState& state, const Team&, Loader& loader, 
 template <class InputStream, class... Others>
 DISTMK_FN bool stream_task(const RankState& state, const Team& lanes, Loader& loader, const TaskDesc& task,
                            uint64_t* empty, InputStream& inputs, Others&... others) {
-  if (!inputs.is_told_of(task)) return stream_task(state, lanes, loader, task, empty, others...);
+  if (!inputs.handles(task)) return stream_task(state, lanes, loader, task, empty, others...);
   const bool stays = inputs.stream(state, lanes, loader, task);
   warp_arrive(empty);
   if (!stays) return loader.leave(), false;
@@ -41,8 +41,8 @@ DISTMK_FN bool stream_task(const RankState& state, const Team& lanes, Loader& lo
 }
 
 // `InputStreams`: one for each operator whose inputs are not a plain slab (device/operators.cuh). Each has:
-//   is_told_of  whether a task belongs to that operator
-//   stream      fills shared memory for the task; false: the worker has left.
+//   handles  whether a task belongs to that operator
+//   stream   fills shared memory for the task; false: the worker has left.
 template <class... InputStreams>
 DISTMK_FN void run_loader(const RankState& state, Loader& loader, InputStreams... streams) {
   Shared& s = shared();

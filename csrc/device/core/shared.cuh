@@ -52,25 +52,25 @@ struct alignas(16) AttentionAssignment {
   uint32_t lines[NUM_WARPS];  // cache row at which each warp's first tile begins
   uint32_t new_line;          // cache row of the split's first new position, if it has one
   uint32_t num_instances;     // instances of the whole task; the fields above are set only if this worker has one
-  uint32_t at_hand[NUM_HANDSHAKE_SLOTS];  // the KvPath of the task in each handshake slot
+  uint32_t kv_path[NUM_HANDSHAKE_SLOTS];  // the KvPath of the task in each handshake slot
   uint32_t rounds[NUM_WARPS];             // instances of the current task that each consumer warp has completed
   // Notification from dispatcher to loader, for successive attention tasks in rotation: whether the keys and values of
   // the first assigned instance come through the pipeline.
-  uint64_t told[2];
+  uint64_t notified[2];
   uint8_t streams[2];
-  Flag num_heard;  // number of notifications that the loader has received
+  Flag num_received;  // number of notifications that the loader has received
 
   DISTMK_FN void init() {
-    for (uint64_t& barrier : told) barrier_init(&barrier, WARP_ARRIVALS);
+    for (uint64_t& barrier : notified) barrier_init(&barrier, WARP_ARRIVALS);
     for (uint32_t& round : rounds) round = 0;
-    num_heard = {0};
+    num_received = {0};
   }
 };
 // The contents of the AttentionAssignment for a body, and the body's way to keys and values. UNASSIGNED: it holds
 // nothing. ASSIGNED: it holds the split, and the warps gather rows from the cache. PIPELINED: it holds the split, and
-// the loader streams keys and values through the pipeline. NEAR: it holds the split of a batch's only row, and each
-// warp loads at most one tile straight from the cache.
-enum KvPath : uint32_t { UNASSIGNED, ASSIGNED, PIPELINED, NEAR };
+// the loader streams keys and values through the pipeline. ONE_TILE_PER_WARP: it holds the split of a batch's only row,
+// and each warp loads at most one tile straight from the cache.
+enum KvPath : uint32_t { UNASSIGNED, ASSIGNED, PIPELINED, ONE_TILE_PER_WARP };
 
 constexpr uint32_t CACHED_RANKS = 8;  // with more ranks, the batcher reads the candidates from global memory
 

@@ -121,7 +121,7 @@ struct AppendBuffers {
 
 // Copies the worker's rows `first` to first + num_rows to shared memory unchanged.
 DISTMK_FN void copy_rows(const Context& context, const AppendKvArgs& args, const AppendBuffers& buffers,
-                         const OwnRows& rows, uint32_t first, uint32_t num_rows) {
+                         const WorkerRows& rows, uint32_t first, uint32_t num_rows) {
   const char* qkv = context.at<char>(args.qkv);
   const bool by_chunks = is_aligned(qkv) && args.qkv_stride % 8 == 0;
   for (uint32_t i = 0; i < num_rows; ++i) {
@@ -138,7 +138,7 @@ DISTMK_FN void copy_rows(const Context& context, const AppendKvArgs& args, const
 
 // Looks up the rows' positions in their sequences and their cache rows, and copies their RoPE. A warp takes a row.
 DISTMK_FN void look_up_rows(const Context& context, const AppendKvArgs& args, const AppendBuffers& buffers,
-                            const OwnRows& rows, uint32_t first, uint32_t num_rows, AppendState& state) {
+                            const WorkerRows& rows, uint32_t first, uint32_t num_rows, AppendState& state) {
   const uint32_t num_runs = context.batch(args.batch)->num_job_runs, lane = threadIdx.x % 32;
   for (uint32_t i = threadIdx.x / 32; i < num_rows; i += NUM_WARPS) {
     const uint32_t row = rows.at(first + i);
@@ -179,9 +179,9 @@ DISTMK_FN void append_rows(const Context& context, const AppendKvArgs& args, con
 }  // namespace jobs
 
 DISTMK_FN void body_append_kv(Context& context, const AppendKvArgs& args) {
-  if (!context.begin_preparing()) return;
+  if (!context.begin_prologue()) return;
   const Batch& batch = *context.batch(args.batch);
-  const jobs::OwnRows rows(context, batch.num_job_rows);
+  const jobs::WorkerRows rows(context, batch.num_job_rows);
   if (!rows.count) return;
   auto& state = *shared().at<Overlay::APPEND_STATE, jobs::AppendState>();
   const jobs::AppendBuffers buffers(args);

@@ -72,11 +72,11 @@ DISTMK_FN void store_attention(const AttentionJob& job, uint32_t query, uint32_t
 
 // Whether the two warpgroups of a job take turns (ping-pong, see attend()), and which of them a thread belongs to.
 template <uint32_t DIM, uint32_t KEYS>
-struct Turns {
-  static constexpr bool TAKEN = WarpAttention<DIM, KEYS>::BY_WARPGROUPS && !KvBuffers<DIM>::LAG;
+struct WarpgroupPingPong {
+  static constexpr bool ENABLED = WarpAttention<DIM, KEYS>::BY_WARPGROUPS && !KvBuffers<DIM>::LAG;
 
-  DISTMK_FN static bool is_first() { return TAKEN && threadIdx.x < NUM_CONSUMERS / 2; }
-  DISTMK_FN static bool is_second() { return TAKEN && threadIdx.x >= NUM_CONSUMERS / 2; }
+  DISTMK_FN static bool is_first() { return ENABLED && threadIdx.x < NUM_CONSUMERS / 2; }
+  DISTMK_FN static bool is_second() { return ENABLED && threadIdx.x >= NUM_CONSUMERS / 2; }
 };
 
 // The copies of a job's KV tiles, which run some tiles ahead. If warpgroups take turns, the first one copies one tile
@@ -106,11 +106,11 @@ class TileCopies {
   static constexpr uint32_t AHEAD = KvBuffers<DIM>::AHEAD;
   KvLoader<DIM> loader_;
 
-  DISTMK_FN static uint32_t ahead() { return AHEAD - Turns<DIM, KEYS>::is_first(); }
+  DISTMK_FN static uint32_t ahead() { return AHEAD - WarpgroupPingPong<DIM, KEYS>::is_first(); }
   template <uint32_t PENDING>
   DISTMK_FN static void await_all_but() {
-    if (Turns<DIM, KEYS>::is_first())
-      await_copies<PENDING - Turns<DIM, KEYS>::TAKEN>();
+    if (WarpgroupPingPong<DIM, KEYS>::is_first())
+      await_copies<PENDING - WarpgroupPingPong<DIM, KEYS>::ENABLED>();
     else
       await_copies<PENDING>();
     if constexpr (Warp::BY_WARPGROUPS) fence_copies_to_shared();  // warpgroup products read through the async proxy
@@ -133,7 +133,7 @@ template <uint32_t DIM, uint32_t KEYS>
 DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& copies, const Visibility& visible,
                       uint32_t num_tiles, float scale) {
   using Warp = WarpAttention<DIM, KEYS>;
-  using Turns = Turns<DIM, KEYS>;
+  using PingPong = WarpgroupPingPong<DIM, KEYS>;
   const uint32_t begin = Warp::way() * KEYS;
   const uint32_t num_steps = begin < visible.most ? (visible.most - begin + KV_ROWS - 1) / KV_ROWS : 0;
   const bool varies = !are_only_scaled(attention_plan().args.scores);
@@ -155,23 +155,23 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& cop
     warp.keep_weights(s);
   }
   // The first warpgroup's turn begins. Afterwards the next tile's keys are there.
-  const auto begin_turn = [&] {
-    if (!Turns::is_second()) copies.await_next();
+  const auto begin_mma = [&] {
+    if (!PingPong::is_second()) copies.await_next();
     barrier_sync<NUM_CONSUMERS>();
   };
-  const auto end_turn = [&] {
-    if (Turns::is_second()) copies.await_next();
-    if (Turns::TAKEN) barrier_sync<NUM_CONSUMERS>();
+  const auto end_mma = [&] {
+    if (PingPong::is_second()) copies.await_next();
+    if (PingPong::ENABLED) barrier_sync<NUM_CONSUMERS>();
   };
-  if (Turns::is_second()) end_turn();  // so that it is half a tile behind
+  if (PingPong::is_second()) end_mma();  // so that it is half a tile behind
 #pragma unroll 1
   for (uint32_t tile = 0; tile < num_tiles; ++tile) {
-    begin_turn();
+    begin_mma();
     float s[Warp::SCORES], factor[2];
     if (tile + 1 < num_steps) {
       warp.begin_scores_and_values(tile + 1, tile, s);
       copies.copy_ahead(tile);
-      end_turn();
+      end_mma();
       warp.template end_scores<1>(s);
       weigh(tile + 1, s, factor);
       warp.end_values(s);
@@ -185,9 +185,9 @@ DISTMK_FN void attend(WarpAttention<DIM, KEYS>& warp, TileCopies<DIM, KEYS>& cop
       warp.begin_values(tile);
       warp.end_values(none);
     }
-    end_turn();
+    end_mma();
   }
-  if (Turns::is_first()) begin_turn();  // the second warpgroup's last turn
+  if (PingPong::is_first()) begin_mma();  // the second warpgroup's last turn
 }
 
 // Runs the plan's current block job. All consumers call it.

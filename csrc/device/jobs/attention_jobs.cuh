@@ -208,7 +208,7 @@ DISTMK_FN void plan_attention(const Context& context, const AttentionJobsArgs& a
 }  // namespace jobs
 
 DISTMK_FN void body_attention_jobs(Context& context, const AttentionJobsArgs& args) {
-  if (!context.begin_preparing() || !context.batch(args.batch)->num_job_rows) return;
+  if (!context.begin_prologue() || !context.batch(args.batch)->num_job_rows) return;
   jobs::plan_attention(context, args);
   mark(Mark::PREPARED);
   if (jobs::has_large_heads(args))

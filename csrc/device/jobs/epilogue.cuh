@@ -21,7 +21,7 @@ DISTMK_FN void write_features(const JobPlan& job, uint32_t begin_bytes, const fl
   if (in_tile >= tile.features.count) return;
   const uint32_t at = begin_bytes / sizeof(float) + row;
   Feature found{at, at + tile.features.count, 0.0f, 0.0f};
-  if (bias && job.split == 0) found.bias = bias[tile.bias + in_tile], found.up_bias = bias[tile.up_bias + in_tile];
+  if (bias && job.k_split == 0) found.bias = bias[tile.bias + in_tile], found.up_bias = bias[tile.up_bias + in_tile];
   table[tile.features.begin + in_tile - job.features.begin] = found;
 }
 
@@ -117,7 +117,7 @@ DISTMK_FN void store_features(const LinearJobsArgs& args, const FeatureTable& ta
   }
 }
 
-// Stores to the slots of the rows' owners. An owner that is not peer-mapped is skipped: programs with such ranks have
+// Stores to the parts of the rows' owners. An owner that is not peer-mapped is skipped: programs with such ranks have
 // no job iterations (distmk/lower/jobs.py).
 DISTMK_FN void store_parts(const Context& context, const LinearJobsArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features, uint32_t num_tokens) {
@@ -129,7 +129,7 @@ DISTMK_FN void store_parts(const Context& context, const LinearJobsArgs& args, c
     if (!out) continue;
     const TokenRange owned{max(begin, job.first_token) - job.first_token,
                            min(begin + per_rank, job_end) - job.first_token};
-    out += uint64_t{args.slot + job.split} * args.num_rows;
+    out += uint64_t{args.first_part + job.k_split} * args.num_rows;
     const int64_t first_row = int64_t{job.first_token} - begin;  // from the owner's first row; may be negative
     store_features<Epilogue::PARTS>(
         args, table, features, features.end(), owned, uint64_t{args.out_stride} * NUM_WARPS,

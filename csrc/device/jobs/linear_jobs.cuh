@@ -1,6 +1,6 @@
 // The linear_jobs task, a GEMM of a job iteration (one with more than 16 rows): out[n, m] = epilogue(sum over k of W[m,
 // k] X[n, k]). It takes all rows m of a matrix and up to MAX_BUCKET_ROWS tokens n. It composes the division into jobs
-// (division.cuh), the rings that the loader fills (rings.cuh, loader.cuh), the mainloop (mainloop.cuh) and the epilogue
+// (job_grid.cuh), the rings that the loader fills (rings.cuh, loader.cuh), the mainloop (mainloop.cuh) and the epilogue
 // (epilogue.cuh).
 #pragma once
 #include "device/core/end_task.cuh"
@@ -68,7 +68,7 @@ DISTMK_FN bool run_jobs() {
 
 DISTMK_FN void body_linear_jobs(Context& context, const LinearJobsArgs& args) {
   if constexpr (!BULK_COPIES) return;  // job programs need compute capability 9.0
-  if (!context.begin_preparing()) return;
+  if (!context.begin_prologue()) return;
   jobs::Rings& rings = jobs::rings();
   const uint32_t num_tokens = jobs::tokens_of(args, *context.batch(args.batch));
   rings.init();

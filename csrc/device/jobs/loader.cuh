@@ -36,9 +36,9 @@ class PackedTile {
 };
 
 // The M tile of a job that this lane copies. It may have no rows.
-DISTMK_FN TileRows tile_of_lane(const LinearJobsArgs& args, const Division& division, const Job& job) {
+DISTMK_FN TileRows tile_of_lane(const LinearJobsArgs& args, const JobGrid& grid, const Job& job) {
   const uint32_t lane = threadIdx.x % 32;
-  TileRows rows = division.tile_rows(args, job.first_tile + min(lane, job.num_tiles - 1));
+  TileRows rows = grid.tile_rows(args, job.first_tile + min(lane, job.num_tiles - 1));
   if (lane >= job.num_tiles) rows.count = 0;
   return rows;
 }
@@ -57,9 +57,9 @@ DISTMK_FN void plan_job(const Team& lanes, const LinearJobsArgs& args, const Job
     plan.tiles[lanes.index] = {features, bias, bias + (is_paired(args) ? rows.slab_rows / 2 : 0)};
   }
   if (lanes.leader()) {
-    const BlockRange blocks = Division::blocks_of(args, job.split);
+    const BlockRange blocks = JobGrid::blocks_of(args, job.k_split);
     plan.num_tiles = job.num_tiles, plan.num_blocks = blocks.end - blocks.begin;
-    plan.first_token = job.first_token, plan.num_tokens = job.num_tokens, plan.split = job.split;
+    plan.first_token = job.first_token, plan.num_tokens = job.num_tokens, plan.k_split = job.k_split;
     plan.features = {features.begin, end - features.begin};
   }
   warp_arrive(&plan.planned);
@@ -88,7 +88,7 @@ class RingFiller {
         args_(args),
         x_(reinterpret_cast<const char*>(state.address(args.x))),
         slot_bytes_(b_slot_bytes(tile_tokens)),
-        tile_turns_(tile_tokens == MAX_TOKENS ? 8 : 1),
+        polls_per_tile_(tile_tokens == MAX_TOKENS ? 8 : 1),
         sizes_(sizes),
         output_is_over_a_(output_begin(tile_tokens) < sizes.a_bytes()),
         output_is_over_b_(output_begin(tile_tokens) + output_bytes(tile_tokens) > sizes.a_bytes() &&
@@ -96,7 +96,7 @@ class RingFiller {
 
   // Fills the rings for job number `round`. False: the task will not run, and all copies have landed.
   DISTMK_FN bool fill(const Job& job, const PackedTile& tile, uint32_t round) {
-    const BlockRange blocks = Division::blocks_of(args_, job.split);
+    const BlockRange blocks = JobGrid::blocks_of(args_, job.k_split);
     const bool has_tile = lanes_.index < job.num_tiles;
     const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE, num_blocks = blocks.end - blocks.begin;
     const uint32_t num_tiles = num_k_tiles(num_blocks);
@@ -106,13 +106,13 @@ class RingFiller {
     if (slot < sizes_.num_slots) block = (slot + sizes_.num_slots - b_slot_) % sizes_.num_slots;
     bool is_stored = !round;  // the last job's output, which may lie over a ring, has been read
 #pragma unroll 1
-    for (uint32_t turn = 0; next_tile < num_tiles || !lanes_.all(block >= num_blocks); ++turn) {
+    for (uint32_t poll = 0; next_tile < num_tiles || !lanes_.all(block >= num_blocks); ++poll) {
       if (!is_stored) is_stored = lanes_.all(barrier_test(&plan_of(round - 1).stored, plan_parity(round - 1)));
       if (!has_inputs_ && !look_for_inputs()) {
         if (has_tile) await_landed(job.num_tiles, next_tile);
         return false;
       }
-      if (next_tile < num_tiles && (turn & (tile_turns_ - 1)) == 0 && (is_stored || !output_is_over_a_) &&
+      if (next_tile < num_tiles && (poll & (polls_per_tile_ - 1)) == 0 && (is_stored || !output_is_over_a_) &&
           lanes_.all(!has_tile || barrier_test(&rings().a_empty[at.place()], at.parity() ^ 1))) {
         if (has_tile) copy_weights(tile, first_tile + next_tile, at.place());
         ++next_tile, at.advance();
@@ -133,7 +133,7 @@ class RingFiller {
   const LinearJobsArgs& args_;
   const char* x_;
   const uint32_t slot_bytes_;
-  const uint32_t tile_turns_;  // a power of two
+  const uint32_t polls_per_tile_;  // a power of two
   const RingSizes sizes_;
   const bool output_is_over_a_, output_is_over_b_;
   bool has_inputs_ = false;
@@ -172,7 +172,7 @@ class RingFiller {
 DISTMK_FN void prefetch_weights(const LinearJobsArgs& args, const Job& job, const PackedTile& tile,
                                 uint32_t num_tiles) {
   if (threadIdx.x % 32 >= JOB_TILES) return;
-  const BlockRange blocks = Division::blocks_of(args, job.split);
+  const BlockRange blocks = JobGrid::blocks_of(args, job.k_split);
 #pragma unroll 1
   for (uint32_t i = 0; i < num_tiles / job.num_tiles; ++i) {
     const uint32_t k_tile = blocks.begin / BLOCKS_PER_TILE + i;
@@ -186,21 +186,21 @@ DISTMK_FN constexpr uint32_t num_prefetched(uint32_t tile_tokens) {
 }
 
 // The values that determine a worker's jobs, beside the task's arguments.
-struct Instance {
+struct WorkerShare {
   uint32_t number, num_tokens;
 
-  DISTMK_FN bool operator==(const Instance& o) const { return number == o.number && num_tokens == o.num_tokens; }
+  DISTMK_FN bool operator==(const WorkerShare& o) const { return number == o.number && num_tokens == o.num_tokens; }
 };
 
 // The values as the loader finds them early. Before the iteration begins, its batch may still be another one's, or be
 // written at this moment. The result is then only a guess, but the same in all lanes.
-DISTMK_FN Instance guess_instance(const RankState& state, const Team& lanes, const TaskDesc& task) {
+DISTMK_FN WorkerShare predict_share(const RankState& state, const Team& lanes, const TaskDesc& task) {
   const auto& args = *reinterpret_cast<const LinearJobsArgs*>(task.args);
   const uint32_t num_workers = state.program->num_workers;
   const Batch& batch = *state.batch(args.batch);
-  const uint32_t num_rows = args.sampled ? load_guess(&batch.num_rows) : load_guess(&batch.num_job_rows);
+  const uint32_t num_rows = args.max_sampled_rows ? load_guess(&batch.num_rows) : load_guess(&batch.num_job_rows);
   const uint32_t num_tokens = lanes.from_leader(num_rows);
-  const uint32_t most = args.sampled ? args.sampled : MAX_BUCKET_ROWS;
+  const uint32_t most = args.max_sampled_rows ? args.max_sampled_rows : MAX_BUCKET_ROWS;
   return {(shared().worker_index + num_workers - task.first_worker) % num_workers,
           num_tokens && num_tokens <= most ? num_tokens : most};
 }
@@ -216,41 +216,41 @@ DISTMK_FN bool await_consumers(const Team& lanes, uint64_t& barrier, uint32_t pa
 // ready waits for nothing but these copies, so they are not abandoned midway.
 DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, const TaskDesc& task, uint32_t number) {
   const auto& args = *reinterpret_cast<const LinearJobsArgs*>(task.args);
-  Instance instance = guess_instance(state, lanes, task);
+  WorkerShare share = predict_share(state, lanes, task);
   // Computing where the copies begin takes long, so it is done from a guess before the consumers enter the task. If the
   // guess was wrong, it is done again.
 #pragma unroll 1
-  for (bool told = false;;) {
-    const Division division(args, instance.num_tokens, state.program->num_workers);
-    JobCursor jobs(division, instance.number, state.program->num_workers);
-    const RingSizes sizes(division.tile_tokens, jobs.job_tiles());
-    RingFiller filler(state, lanes, args, division.tile_tokens, sizes);
+  for (bool knows_share = false;;) {
+    const JobGrid grid(args, share.num_tokens, state.program->num_workers);
+    JobCursor jobs(grid, share.number, state.program->num_workers);
+    const RingSizes sizes(grid.tile_tokens, jobs.job_tiles());
+    RingFiller filler(state, lanes, args, grid.tile_tokens, sizes);
     Job job;
     bool has_job = jobs.next(job);
-    TileRows rows = tile_of_lane(args, division, has_job ? job : Job{0, 1, 0, 0, 0});
+    TileRows rows = tile_of_lane(args, grid, has_job ? job : Job{0, 1, 0, 0, 0});
     PackedTile tile = packed_tile(state, args, rows);
-    if (!told) {
-      if (has_job) prefetch_weights(args, job, tile, num_prefetched(division.tile_tokens));
+    if (!knows_share) {
+      if (has_job) prefetch_weights(args, job, tile, num_prefetched(grid.tile_tokens));
       lanes.sync();
       if (!await_consumers(lanes, shared().product_entered, number % 2)) return false;
-      told = true;
+      knows_share = true;
       fence_copies();  // earlier tasks used the rings' memory
-      const Instance entered{rings().instance, rings().num_tokens};
-      if (!(instance == entered)) {
-        instance = entered;
+      const WorkerShare entered{rings().instance, rings().num_tokens};
+      if (!(share == entered)) {
+        share = entered;
         continue;
       }
     }
     if (lanes.leader())
-      rings().tile_tokens = division.tile_tokens, rings().num_tiles = sizes.num_tiles,
-      rings().num_slots = sizes.num_slots, rings().b_begin = sizes.a_bytes();
+      rings().tile_tokens = grid.tile_tokens, rings().num_tiles = sizes.num_tiles, rings().num_slots = sizes.num_slots,
+      rings().b_begin = sizes.a_bytes();
     uint32_t round = 0;
 #pragma unroll 1
     for (; has_job; ++round) {
       plan_job(lanes, args, job, rows, round);
       if (!filler.fill(job, tile, round)) return false;
       has_job = jobs.next(job);
-      if (has_job) rows = tile_of_lane(args, division, job), tile = packed_tile(state, args, rows);
+      if (has_job) rows = tile_of_lane(args, grid, job), tile = packed_tile(state, args, rows);
       if (round && !await_consumers(lanes, plan_of(round - 1).stored, plan_parity(round - 1))) return false;
     }
     plan_end(lanes, round);
@@ -262,7 +262,7 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
 struct InputStream {
   uint32_t num_products = 0;  // GEMMs so far
 
-  DISTMK_FN static bool is_told_of(const TaskDesc& task) {
+  DISTMK_FN static bool handles(const TaskDesc& task) {
     return BULK_COPIES && task.type == static_cast<uint16_t>(TaskType::LINEAR_JOBS);
   }
   DISTMK_FN bool stream(const RankState& state, const Team& lanes, Loader&, const TaskDesc& task) {

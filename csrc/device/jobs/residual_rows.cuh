@@ -39,7 +39,8 @@ struct EmbeddedElement {
 
 // Embeds all rows of a worker together, so that many loads are in flight.
 template <class Chunk>
-DISTMK_FN void embed_rows(const Context& context, const EmbedRowsArgs& args, const OwnRows& rows, uint32_t num_rows) {
+DISTMK_FN void embed_rows(const Context& context, const EmbedRowsArgs& args, const WorkerRows& rows,
+                          uint32_t num_rows) {
   const int32_t* tokens = job_batch(context, args.batch).tokens;
   const auto* table = context.at<__nv_bfloat16>(args.table);
   const uint32_t per_row = args.k / Chunk::COLS, num_items = rows.count * per_row;
@@ -69,11 +70,11 @@ DISTMK_FN void embed_rows(const Context& context, const EmbedRowsArgs& args, con
 // x (+)= sum of the parts, one Vector (float4 or float) at a time. Sums stay in shared memory until the row's sum of
 // squares is known. POST_NORM: x (+)= sum / rms(sum) * weight, which takes a second pass of the same kind.
 template <class Vector, bool POST_NORM>
-class RowSums {
+class RowReduction {
  public:
   static constexpr uint32_t COLS = sizeof(Vector) / sizeof(float), STEP = NUM_CONSUMERS * COLS;
 
-  DISTMK_FN RowSums(const Context& context, const ReduceRowsArgs& args, const OwnRows& rows, uint32_t first_row)
+  DISTMK_FN RowReduction(const Context& context, const ReduceRowsArgs& args, const WorkerRows& rows, uint32_t first_row)
       : context_(context), args_(args), rows_(rows), first_row_(first_row) {}
 
   // Sums up the worker's rows `first` to `end`. Other warps' sums of squares are visible after the next team.sync().
@@ -100,7 +101,7 @@ class RowSums {
   }
   DISTMK_FN void store(uint32_t first, uint32_t end) const {
     for (uint32_t i = first; i < end; ++i) {
-      const float scale = args_.unnormalized ? 1.0f : over_rms(i - first + (POST_NORM ? SUMMED_ROWS : 0));
+      const float scale = args_.skips_rms ? 1.0f : over_rms(i - first + (POST_NORM ? SUMMED_ROWS : 0));
       const uint32_t row = first_row_ + rows_.at(i);
       for (uint32_t col = context_.team.index * COLS; col < args_.k; col += STEP) {
         const Vector sums = *reinterpret_cast<const Vector*>(sums_at(i - first) + col);
@@ -114,7 +115,7 @@ class RowSums {
  private:
   const Context& context_;
   const ReduceRowsArgs& args_;
-  const OwnRows& rows_;
+  const WorkerRows& rows_;
   uint32_t first_row_;
 
   DISTMK_FN float* sums_at(uint32_t i) const { return shared().at<Overlay::SUMS, float>() + i * args_.k; }
@@ -139,11 +140,11 @@ class RowSums {
 #pragma unroll
     for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j) {
       cols[j] = col + j * STEP < args_.k ? col + j * STEP : col;
-      load_if(!POST_NORM && args_.add, x + cols[j], sums[j]);
+      load_if(!POST_NORM && args_.accumulates, x + cols[j], sums[j]);
     }
     for (uint32_t rank = 0; rank < args_.num_ranks; ++rank) {
-      const float* slot = parts + uint64_t{rank * args_.slots_per_rank} * args_.k;
-      add_slots(slot, cols, sums);
+      const float* rank_parts = parts + uint64_t{rank * args_.parts_per_rank} * args_.k;
+      add_rank_parts(rank_parts, cols, sums);
     }
     float squares = 0.0f;
 #pragma unroll
@@ -162,7 +163,7 @@ class RowSums {
 #pragma unroll
     for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j) {
       cols[j] = col + j * STEP < args_.k ? col + j * STEP : col;
-      load_if(args_.add, x + cols[j], old[j]);
+      load_if(args_.accumulates, x + cols[j], old[j]);
       load_if(true, weight + cols[j], weights[j]);
     }
     float squares = 0.0f;
@@ -177,25 +178,25 @@ class RowSums {
     return squares;
   }
   // Adds a rank's splits of k. MAX_K_SPLITS splits are loaded together.
-  DISTMK_FN void add_slots(const float* slot, const uint32_t (&cols)[ITEMS_IN_FLIGHT],
-                           Vector (&sums)[ITEMS_IN_FLIGHT]) const {
+  DISTMK_FN void add_rank_parts(const float* rank_parts, const uint32_t (&cols)[ITEMS_IN_FLIGHT],
+                                Vector (&sums)[ITEMS_IN_FLIGHT]) const {
     Vector loaded[MAX_K_SPLITS][ITEMS_IN_FLIGHT];
 #pragma unroll
     for (uint32_t split = 0; split < MAX_K_SPLITS; ++split)
 #pragma unroll
       for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j)
-        load_if(split < args_.num_splits, slot + uint64_t{split} * args_.k + cols[j], loaded[split][j]);
+        load_if(split < args_.num_k_splits, rank_parts + uint64_t{split} * args_.k + cols[j], loaded[split][j]);
 #pragma unroll
     for (uint32_t split = 0; split < MAX_K_SPLITS; ++split)
 #pragma unroll
       for (uint32_t j = 0; j < ITEMS_IN_FLIGHT; ++j)
-        if (split < args_.num_splits) sums[j] = sum(sums[j], loaded[split][j]);
+        if (split < args_.num_k_splits) sums[j] = sum(sums[j], loaded[split][j]);
   }
 };
 
 template <class Vector, bool POST_NORM>
-DISTMK_FN void sum_rows(Context& context, const ReduceRowsArgs& args, const OwnRows& rows, uint32_t first_row) {
-  const RowSums<Vector, POST_NORM> sums(context, args, rows, first_row);
+DISTMK_FN void reduce_rows(Context& context, const ReduceRowsArgs& args, const WorkerRows& rows, uint32_t first_row) {
+  const RowReduction<Vector, POST_NORM> sums(context, args, rows, first_row);
   const auto fitting = static_cast<uint32_t>(overlay_bytes(Overlay::SUMS) / sizeof(float)) / args.k;
   const uint32_t at_once = min(fitting, SUMMED_ROWS);
   mark(Mark::PREPARED);
@@ -218,18 +219,18 @@ DISTMK_FN void sum_rows(Context& context, const ReduceRowsArgs& args, const OwnR
 static_assert(2 * SUMMED_ROWS * NUM_WARPS * sizeof(float) <= overlay_bytes(Overlay::SQUARES), "");
 
 template <class Vector>
-DISTMK_FN void sum_rows(Context& context, const ReduceRowsArgs& args, const OwnRows& rows, uint32_t first_row) {
+DISTMK_FN void reduce_rows(Context& context, const ReduceRowsArgs& args, const WorkerRows& rows, uint32_t first_row) {
   if (args.post_norm)
-    sum_rows<Vector, true>(context, args, rows, first_row);
+    reduce_rows<Vector, true>(context, args, rows, first_row);
   else
-    sum_rows<Vector, false>(context, args, rows, first_row);
+    reduce_rows<Vector, false>(context, args, rows, first_row);
 }
 
 }  // namespace jobs
 
 DISTMK_FN void body_embed_rows(Context& context, const EmbedRowsArgs& args) {
   const uint32_t num_rows = context.batch(args.batch)->num_job_rows;
-  const jobs::OwnRows rows(context, num_rows);
+  const jobs::WorkerRows rows(context, num_rows);
   if (!rows.count) return;
   if (args.k % 8 == 0 && args.out_stride % 4 == 0 && is_aligned(context.at<void>(args.table)) &&
       is_aligned(context.at<void>(args.out)))
@@ -239,15 +240,15 @@ DISTMK_FN void body_embed_rows(Context& context, const EmbedRowsArgs& args) {
 }
 
 DISTMK_FN void body_reduce_rows(Context& context, const ReduceRowsArgs& args) {
-  if (!context.begin_preparing()) return;
+  if (!context.begin_prologue()) return;
   const uint32_t num_rows = context.batch(args.batch)->num_job_rows;
   const uint32_t share = rows_per_rank(num_rows, args.num_ranks), first_row = min(context.rank() * share, num_rows);
-  const jobs::OwnRows rows(context, min(share, num_rows - first_row));
+  const jobs::WorkerRows rows(context, min(share, num_rows - first_row));
   if (args.k % 4 == 0 && is_aligned(context.at<void>(args.parts)) && is_aligned(context.at<void>(args.x)) &&
       is_aligned(context.at<void>(args.out)) && is_aligned(context.at<void>(args.post_norm)))
-    jobs::sum_rows<float4>(context, args, rows, first_row);
+    jobs::reduce_rows<float4>(context, args, rows, first_row);
   else
-    jobs::sum_rows<float>(context, args, rows, first_row);
+    jobs::reduce_rows<float>(context, args, rows, first_row);
 }
 
 }  // namespace distmk

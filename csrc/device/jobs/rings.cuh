@@ -5,7 +5,7 @@
 // The mbarriers, set up anew for every task, and the tables of the output are in scratch memory.
 #pragma once
 #include "device/core/shared.cuh"
-#include "device/jobs/division.cuh"
+#include "device/jobs/job_grid.cuh"
 
 namespace distmk {
 namespace jobs {
@@ -66,7 +66,7 @@ struct JobPlan {
   uint64_t planned, stored;
   uint32_t num_tiles;   // M tiles; 0: there are no more jobs
   uint32_t num_blocks;  // blocks of columns
-  uint32_t first_token, num_tokens, split;
+  uint32_t first_token, num_tokens, k_split;
   FeatureRange features;
   JobTile tiles[JOB_TILES];
 };

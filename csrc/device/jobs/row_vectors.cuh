@@ -26,10 +26,10 @@ DISTMK_FN void store_scaled(__nv_bfloat16* to, const float4& v, float scale) {
 DISTMK_FN void store_scaled(__nv_bfloat16* to, float v, float scale) { *to = __float2bfloat16_rn(v * scale); }
 
 // A worker's rows: first, first + step, ... below `end`.
-struct OwnRows {
+struct WorkerRows {
   uint32_t first, step, count;
 
-  DISTMK_FN OwnRows(const Context& context, uint32_t end) {
+  DISTMK_FN WorkerRows(const Context& context, uint32_t end) {
     first = context.instance;
     step = context.rank_state.program->num_workers;
     count = first < end ? (end - first + step - 1) / step : 0;

@@ -49,7 +49,7 @@ DISTMK_FN Candidate best_of_lane(const float* logits, uint32_t begin, uint32_t e
 DISTMK_FN void body_argmax_rows(Context& context, const ArgmaxRowsArgs& args) {
   const uint32_t num_rows = context.batch(args.batch)->num_rows;
   for (uint32_t part = context.instance; part < args.num_parts; part += context.rank_state.program->num_workers) {
-    const auto bound = [&](uint32_t p) { return static_cast<uint32_t>(uint64_t{args.n} * p / args.num_parts); };
+    const auto bound = [&](uint32_t p) { return static_cast<uint32_t>(uint64_t{args.num_cols} * p / args.num_parts); };
     const uint32_t begin = bound(part), end = bound(part + 1);
     for (uint32_t row = threadIdx.x / 32; row < num_rows; row += NUM_WARPS) {
       const float* logits = context.at<float>(args.logits) + uint64_t{row} * args.stride;

@@ -6,8 +6,8 @@
 //   PUSH        out[n, m] = value on every rank, in float32.
 //   ARGMAX      out[n] = the largest value and its token id. Rows that need their logits, or all rows, also get
 //               logits[n, m] = value, or softcap * tanh(value / softcap).
-// `reset`, if given, is an earlier iteration's out_bf16 (or its out, without out_bf16). The same elements are zeroed
-// there.
+// `lamport_reset`, if given, is an earlier iteration's out_bf16 (or its out, without out_bf16). The same elements are
+// zeroed there.
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"
@@ -58,12 +58,12 @@ struct OutputPointers {
     const LinearArgs& args = params.args;
     if (const float* biases = context.at<float>(args.bias)) {
       bias = biases[column];
-      if (up_rows) up_bias = biases[args.n + column];
+      if (up_rows) up_bias = biases[args.num_features + column];
     }
     if (!ONE_TOKEN && params.kind() == Epilogue::ARGMAX) return;  // stores_logits() decides row by row
     switch (params.kind()) {
       case Epilogue::PUSH:
-        return resolve_f32(context.peer<float>(rank, args.out), column, args.n);
+        return resolve_f32(context.peer<float>(rank, args.out), column, args.num_features);
         DISTMK_GATED_CASES
         return resolve_bf16(params, args.out, column, args.out_stride);
       default:
@@ -71,7 +71,7 @@ struct OutputPointers {
         if (args.out_bf16)
           resolve_bf16(params, args.out_bf16, column, args.out_bf16_stride);
         else
-          f32_reset = at_column(context.at<float>(args.reset), column);
+          f32_reset = at_column(context.at<float>(args.lamport_reset), column);
     }
   }
 
@@ -93,7 +93,7 @@ struct OutputPointers {
   }
   DISTMK_FN void resolve_bf16(const EpilogueParams& params, uint64_t matrix, uint32_t column, uint32_t stride) {
     bf16.out = params.context.at<__nv_bfloat16>(matrix) + column;
-    bf16.reset = at_column(params.context.at<__nv_bfloat16>(params.args.reset), column);
+    bf16.reset = at_column(params.context.at<__nv_bfloat16>(params.args.lamport_reset), column);
     bf16_stride = stride;
   }
 };
@@ -209,7 +209,7 @@ struct BlockEpilogue {
       const uint32_t i = n_tile * NUM_TOKENS + n, token = ONE_TOKEN ? 0 : thread_token(i, rotation);
       if (!ONE_TOKEN && token >= params.num_tokens) break;
       const float* of_token = partials + token % N_TILE * PARTIAL_SUM_STRIDE;
-      const float scale = params.args.normalized ? norm_scale(params.args, token) : 1.0f;
+      const float scale = params.args.applies_rms ? norm_scale(params.args, token) : 1.0f;
       float value = sum_partials(of_token, row) * scale + pointers.bias;
       if (pointers.up_rows) {
         const float up = sum_partials(of_token, row + pointers.up_rows) * scale + pointers.up_bias;
@@ -239,7 +239,7 @@ struct BlockEpilogue {
 #pragma unroll 1
     for (uint32_t rank = first_rank<ONE_TOKEN>() + STEP; rank < params.context.num_ranks(); rank += STEP)
       if (float* out = params.context.template peer<float>(rank, params.args.out))
-        publish(out + uint64_t{token} * params.args.n + column, value);
+        publish(out + uint64_t{token} * params.args.num_features + column, value);
   }
 };
 
@@ -252,7 +252,7 @@ DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) 
       return state.transport != nullptr;
     case Epilogue::ADD:
       DISTMK_GATED_CASES
-      return !args.reset;
+      return !args.lamport_reset;
     default:
       return true;
   }

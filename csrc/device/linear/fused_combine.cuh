@@ -30,7 +30,7 @@ class FusedCombine {
   DISTMK_FN bool is_there() const { return num_splits_; }
 
   // Combines this warp's columns of all blocks into shared memory.
-  DISTMK_FN void bring(__nv_bfloat16* smem) {
+  DISTMK_FN void combine_to_shared(__nv_bfloat16* smem) {
 #pragma unroll 1
     for (uint32_t first = first_; first < args_.k; first += K_BLOCK) {
       const uint4 combined = combine(column_of(first));
@@ -51,7 +51,7 @@ class FusedCombine {
   DISTMK_FN const __nv_bfloat16* partial_at(uint32_t column, uint32_t split) const {
     const uint32_t head = column >> floor_log2(args_.head_dim);  // head_dim is a power of two
     return context_.at<__nv_bfloat16>(args_.fused_partials) +
-           fused_partial_begin(head, split, args_.max_splits, args_.head_dim);
+           fused_partial_begin(head, split, args_.max_kv_splits, args_.head_dim);
   }
   DISTMK_FN const float* header_at(uint32_t column) const {
     return reinterpret_cast<const float*>(partial_at(column, min(threadIdx.x % COMBINE_WIDTH, num_splits_ - 1)));

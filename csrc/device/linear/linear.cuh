@@ -14,7 +14,7 @@ namespace linear {
 
 // Rows of the weight slab.
 DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
-  return is_gated(static_cast<Epilogue>(args.epilogue)) ? 2 * args.n : args.n;
+  return is_gated(static_cast<Epilogue>(args.epilogue)) ? 2 * args.num_features : args.num_features;
 }
 
 // Each row of the batch is a token.
@@ -55,18 +55,18 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
   ConsumerState consumer = consumer_state();
   Accumulators<1> acc = {};
   FragmentB<1> x;
-  FusedCombine fused_partials(context, args, args.polls, warp_k_begin());
+  FusedCombine fused_partials(context, args, args.polls_x, warp_k_begin());
   PrefetchedA prefetched;
   prefetched.load(args, m_end, consumer.stage, lane);
   mark(Mark::PREPARED);
-  if (args.polls)
+  if (args.polls_x)
     context.begin_polling();
   else if (!context.inputs_ready())
     return store_consumer_state(consumer);  // the prefetched tile has left the pipeline
   if (fused_partials.is_there())
-    fused_partials.bring(gemv_input());
+    fused_partials.combine_to_shared(gemv_input());
   else
-    stage_gemv_input(context, activations_of(context, args, 1), args.polls, warp_k_begin());
+    stage_gemv_input(context, activations_of(context, args, 1), args.polls_x, warp_k_begin());
   context.inputs_polled();
   __syncwarp();
   mark(Mark::INPUTS);
@@ -79,7 +79,7 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
 #pragma unroll 1
     for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
       const uint32_t k_end = min(k + K_BLOCK, args.k_pitch);
-      if (args.normalized && m == 0) add_squares(x, k == 0);
+      if (args.applies_rms && m == 0) add_squares(x, k == 0);
       if (m + k == 0) mark(Mark::FIRST);
       mainloop_k_block<1>(x, lane, epilogue.block, k_end - k, m_tile, consumer.stage, acc);
       m_tile = 0;
@@ -104,7 +104,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
   Accumulators<N_TILES> acc = {};
   FragmentB<N_TILES> x;
   uint32_t m_tile = 0;
-  bool polls = ALIGNED && args.polls;
+  bool polls = ALIGNED && args.polls_x;
   PrefetchedA prefetched;
   if constexpr (PREFETCHES) prefetched.load(args, m_end, consumer.stage, lane);
   mark(Mark::PREPARED);
@@ -133,7 +133,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
         next.template load_published<ALIGNED>(context, polls, a, next_k + warp_k_begin());
       else
         x.zero_beyond(a.k, k + warp_k_begin());
-      if (args.normalized && m == 0) add_squares(x, k == 0);
+      if (args.applies_rms && m == 0) add_squares(x, k == 0);
       if (m + k == 0) mark(Mark::FIRST);
       mainloop_k_block<N_TILES>(x, lane, epilogue.block, k_end - k, m_tile, consumer.stage, acc);
       m_tile = 0;
@@ -178,7 +178,7 @@ DISTMK_FN void body_linear(Context& context, const LinearArgs& args) {
   else
     linear::run_by_tokens<false>(context, args, num_tokens);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH) && context.rank_state.transport && context.inputs_ready())
-    context.push_remote(args.out, uint64_t{num_tokens} * args.n * sizeof(float));
+    context.push_remote(args.out, uint64_t{num_tokens} * args.num_features * sizeof(float));
 }
 
 // The hooks that the traits of linear tasks ask for (TaskTraits).
@@ -199,11 +199,11 @@ DISTMK_FN void run_hot_variant(Context& context, const LinearArgs& args, uint32_
 }
 DISTMK_FN void reset_stale_rows(const Context& context, const LinearArgs& args, const Batch& batch) {
   if (args.out_bf16)
-    reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_bf16_stride);
+    reset_columns<__nv_bfloat16>(context, args, batch, args.num_features, args.out_bf16_stride);
   else if (is_gated(static_cast<Epilogue>(args.epilogue)))
-    reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_stride);
+    reset_columns<__nv_bfloat16>(context, args, batch, args.num_features, args.out_stride);
   else
-    reset_columns<float>(context, args, batch, args.n, args.out_stride);
+    reset_columns<float>(context, args, batch, args.num_features, args.out_stride);
 }
 
 }  // namespace distmk

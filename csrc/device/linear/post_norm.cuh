@@ -55,10 +55,10 @@ struct PostNormElement {
   // Loads the element at this place, or at the warp's next one if the row has ended. False: the warp has no more
   // elements.
   DISTMK_FN bool load(const Context& context, const PostNormArgs& args, uint32_t num_rows) {
-    for (const uint32_t num_chunks = (args.n + 31) / 32; chunk >= num_chunks; chunk -= num_chunks) ++row;
+    for (const uint32_t num_chunks = (args.num_cols + 31) / 32; chunk >= num_chunks; chunk -= num_chunks) ++row;
     if (row >= num_rows) return false;
     col = 32 * chunk + threadIdx.x % 32;
-    const uint32_t known = min(col, args.n - 1);
+    const uint32_t known = min(col, args.num_cols - 1);
     x = __ldcg(context.at<float>(args.x) + uint64_t{row} * args.x_stride + known);
     y = __ldcg(context.at<float>(args.y) + uint64_t{row} * args.y_stride + args.col_begin + known);
     weight = context.at<float>(args.weight)[known];
@@ -78,12 +78,12 @@ DISTMK_FN void body_post_norm(Context& context, const PostNormArgs& args) {
   else
     linear::keep_squares<float>(args, rows, num_rows);
   context.team.sync();
-  const LamportVector out_bf16{context.at<__nv_bfloat16>(args.out_bf16), context.at<__nv_bfloat16>(args.reset)};
+  const LamportVector out_bf16{context.at<__nv_bfloat16>(args.out_bf16), context.at<__nv_bfloat16>(args.lamport_reset)};
   while (has_element) {
     const linear::PostNormElement at = element;
     element.chunk += NUM_WARPS;
     has_element = element.load(context, args, num_rows);
-    if (at.col >= args.n) continue;
+    if (at.col >= args.num_cols) continue;
     const float sum = at.x + at.y * linear::norm_scale(args, at.row) * at.weight;
     // The bf16 copy comes first, because other workers poll it.
     if (out_bf16) out_bf16.store(uint64_t{at.row} * args.out_bf16_stride + at.col, sum);
@@ -92,7 +92,7 @@ DISTMK_FN void body_post_norm(Context& context, const PostNormArgs& args) {
 }
 
 DISTMK_FN void reset_stale_rows(const Context& context, const PostNormArgs& args, const Batch& batch) {
-  reset_columns<__nv_bfloat16>(context, args, batch, args.n, args.out_bf16_stride);
+  reset_columns<__nv_bfloat16>(context, args, batch, args.num_cols, args.out_bf16_stride);
 }
 
 }  // namespace distmk

@@ -108,7 +108,7 @@ class AttentionTask {
                    row = static_cast<uint32_t>(run_.row_begin) + block_.row_of(query);
     for (uint32_t slice = 0; slice < slices; ++slice) {
       float* out = context_.at<float>(args_.partials) +
-                   partial_of_slice(block_.head_of(query) * slices + slice, row, instance_.split, args_.max_splits);
+                   partial_of_slice(block_.head_of(query) * slices + slice, row, instance_.split, args_.max_kv_splits);
       out[0] = softmax.max;
       out[1] = softmax.sum;
       const uint32_t begin = slice * COMBINE_SLICE;
@@ -121,7 +121,7 @@ class AttentionTask {
   // log-sum-exp, then o / l. Zeros are written as -0 (Lamport).
   void write_fused_partial(uint32_t query, const LogSumExp<BaseE>& softmax, const float* output) const {
     uint16_t* out = context_.at<uint16_t>(args_.fused_partials) +
-                    fused_partial_begin(block_.head_of(query), instance_.split, args_.max_splits, args_.head_dim);
+                    fused_partial_begin(block_.head_of(query), instance_.split, args_.max_kv_splits, args_.head_dim);
     const float lse = softmax.log(), scale = normalizer(softmax.sum), header = lse == 0.0f ? -0.0f : lse;
     memcpy(out, &header, sizeof header);
     for (uint32_t d = 0; d < args_.head_dim; ++d) {
@@ -133,12 +133,13 @@ class AttentionTask {
   // Zeros the fused partials of an earlier task (rotating Lamport buffers), whatever number of splits it had. The
   // splits of this task share the work.
   void reset_fused_partials() const {
-    if (!args_.reset || instance_.run != 0) return;
+    if (!args_.lamport_reset || instance_.run != 0) return;
     for (uint32_t head = block_.heads.begin; head < block_.heads.end; ++head)
-      for (uint32_t split = instance_.split; split < max_fused_splits(args_.max_splits); split += instance_.num_splits)
-        simd::clear(
-            context_.at<uint16_t>(args_.reset) + fused_partial_begin(head, split, args_.max_splits, args_.head_dim), 1,
-            0, FUSED_PARTIAL_HEADER + args_.head_dim);
+      for (uint32_t split = instance_.split; split < max_fused_splits(args_.max_kv_splits);
+           split += instance_.num_splits)
+        simd::clear(context_.at<uint16_t>(args_.lamport_reset) +
+                        fused_partial_begin(head, split, args_.max_kv_splits, args_.head_dim),
+                    1, 0, FUSED_PARTIAL_HEADER + args_.head_dim);
   }
 };
 

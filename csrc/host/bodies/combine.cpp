@@ -34,17 +34,17 @@ void body_combine(Context& context, const CombineArgs& args) {
   const auto& batch = *context.at<Batch>(args.batch);
   if (fuses_combine(args, batch.num_rows, batch.runs[0])) return;
   float* partials = context.at<float>(args.partials);
-  auto *out = context.at<uint16_t>(args.out), *reset = context.at<uint16_t>(args.reset);
+  auto *out = context.at<uint16_t>(args.out), *reset = context.at<uint16_t>(args.lamport_reset);
   const Splits splits(args, batch);
   for (uint32_t row = 0; row < batch.num_rows; ++row)
     for (uint32_t i = 0; i < args.num_slices; ++i) {
       const CombineSlice slice(args, i);
       const uint64_t begin = uint64_t{row} * args.out_stride + uint64_t{slice.head} * args.head_dim + slice.begin;
       const uint32_t num_splits = splits.of(run_of(batch, row)), num_elements = slice.end - slice.begin;
-      float* of_row = partials + i * slice_floats(args.max_splits) + partial_begin(row, 0, args.max_splits);
+      float* of_row = partials + i * slice_floats(args.max_kv_splits) + partial_begin(row, 0, args.max_kv_splits);
       combine_slice(out + begin, of_row, num_splits, num_elements);
       simd::clear(reset ? reset + begin : nullptr, 1, 0, num_elements);
-      if (args.polls) simd::clear(of_row, num_splits, PARTIAL_FLOATS, PARTIAL_FLOATS);
+      if (args.polls_partials) simd::clear(of_row, num_splits, PARTIAL_FLOATS, PARTIAL_FLOATS);
     }
 }
 

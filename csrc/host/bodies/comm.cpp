@@ -18,18 +18,19 @@ void body_put(Context& context, const PutArgs& args) {
 // Adds the blocks in the order of their numbers, not of their arrival, so that every rank gets the same bits.
 void body_sum(Context& context, const SumArgs& args) {
   const uint32_t num_rows = rows_of(context.batch(args.batch));
-  const uint64_t step = args.block_stride / sizeof(float), pitch = args.num + args.block_gap;
+  const uint64_t step = args.block_stride / sizeof(float), pitch = args.num_cols + args.block_gap;
   float* blocks = context.at<float>(args.blocks);
   float* dst = context.at<float>(args.dst);
   for (uint32_t row = 0; row < num_rows; ++row) {
     const float* in = blocks + row * pitch;
     float* out = dst + uint64_t{row} * args.dst_stride;
-    if (!args.add) memcpy(out, in, args.num * sizeof(float));
-    for (uint32_t b = args.add ? 0 : 1; b < args.num_blocks; ++b) add_row(out, in + b * step, args.num);
-    round_row(context, args, row, out, args.num);
+    if (!args.accumulates) memcpy(out, in, args.num_cols * sizeof(float));
+    for (uint32_t b = args.accumulates ? 0 : 1; b < args.num_blocks; ++b) add_row(out, in + b * step, args.num_cols);
+    round_row(context, args, row, out, args.num_cols);
   }
-  clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.num);
-  for (uint32_t b = 0; args.polls && b < args.num_blocks; ++b) clear(blocks + b * step, num_rows, pitch, args.num);
+  clear(context.at<uint16_t>(args.lamport_reset), num_rows, args.out_bf16_stride, args.num_cols);
+  for (uint32_t b = 0; args.polls_blocks && b < args.num_blocks; ++b)
+    clear(blocks + b * step, num_rows, pitch, args.num_cols);
 }
 
 }  // namespace distmk

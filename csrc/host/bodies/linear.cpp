@@ -30,7 +30,7 @@ Weights weights_of(const Context& context, const Args& args) {
           context.at<float>(args.bias),
           epilogue,
           args.k,
-          is_gated(epilogue) ? 2 * args.n : args.n};
+          is_gated(epilogue) ? 2 * args.num_features : args.num_features};
 }
 Weights weights_of(const Context& context, const LinearJobsArgs& args) {
   return {context.at<uint8_t>(args.weight),
@@ -71,7 +71,7 @@ bool combine_partials(float* x, const Context& context, const LinearArgs& args) 
   float* elements = scratch<PartialTag>(args.head_dim);
   for (uint32_t head = 0; head < args.k / args.head_dim; ++head, x += args.head_dim) {
     const auto at = [&](uint32_t split) {
-      return partials + fused_partial_begin(head, split, args.max_splits, args.head_dim);
+      return partials + fused_partial_begin(head, split, args.max_kv_splits, args.head_dim);
     };
     const auto partial = [&](uint32_t split) {
       LogSumExp<BaseE> found{0.0f, 1.0f};
@@ -94,7 +94,7 @@ bool combine_partials(float*, const Context&, const ScaledLinearArgs&) { return 
 
 // Factor of a token's sums.
 float scale_of(const Context&, const LinearArgs& args, uint32_t, const float* x) {
-  return args.normalized ? over_rms(x, args.k, args.eps) : 1.0f;
+  return args.applies_rms ? over_rms(x, args.k, args.eps) : 1.0f;
 }
 float scale_of(const Context& context, const ScaledLinearArgs& args, uint32_t row, const float*) {
   if (!args.x_squares) return args.scale;
@@ -119,7 +119,7 @@ PackedRows pack_activations(const Context& context, const Args& args, Tokens& to
 template <class Args>
 void store_sums(const Context& context, const Args& args, uint32_t row, const Sums& sums) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
-  const uint64_t at = uint64_t{row} * (epilogue == Epilogue::PUSH ? args.n : args.out_stride) + sums.first;
+  const uint64_t at = uint64_t{row} * (epilogue == Epilogue::PUSH ? args.num_features : args.out_stride) + sums.first;
   if (is_gated(epilogue)) return to_bf16(context.at<uint16_t>(args.out) + at, sums.values, sums.count);
   float* out = context.at<float>(args.out) + at;
   if (epilogue == Epilogue::ARGMAX) {
@@ -136,15 +136,15 @@ void store_sums(const Context& context, const Args& args, uint32_t row, const Su
     memcpy(out, sums.values, sums.count * sizeof(float));
 }
 
-// Zeros the rows at `reset`: an earlier iteration's bf16 output or, in a task without one, its output.
+// Zeros the rows at `lamport_reset`: an earlier iteration's bf16 output or, in a task without one, its output.
 template <class Args>
 void reset_rows(const Context& context, const Args& args, uint32_t num_rows) {
   if (args.out_bf16)
-    clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.n);
+    clear(context.at<uint16_t>(args.lamport_reset), num_rows, args.out_bf16_stride, args.num_features);
   else if (is_gated(static_cast<Epilogue>(args.epilogue)))
-    clear(context.at<uint16_t>(args.reset), num_rows, args.out_stride, args.n);
+    clear(context.at<uint16_t>(args.lamport_reset), num_rows, args.out_stride, args.num_features);
   else
-    clear(context.at<float>(args.reset), num_rows, args.out_stride, args.n);
+    clear(context.at<float>(args.lamport_reset), num_rows, args.out_stride, args.num_features);
 }
 
 // How the workers divide the panels of a product. If there are too few panels, the workers divide the groups of rows,
@@ -176,15 +176,16 @@ void multiply_all(Context& context, const LinearJobsArgs& args, uint32_t num_row
   const ManyRows product(weights, context.at<uint16_t>(args.x), num_rows);
   const uint32_t shares = num_shares(context), num_panels = product.num_panels(), num_groups = product.num_groups();
   const Grid grid(num_panels, num_groups, shares);
-  run_shares(context, shares * args.num_splits, [&](uint32_t index) {
+  run_shares(context, shares * args.num_k_splits, [&](uint32_t index) {
     const uint32_t part = index % shares, split = index / shares;
     // A split has whole blocks.
-    const Range blocks = share(ceil_div(args.k, ACTIVATION_BLOCK_COLS), split, args.num_splits);
+    const Range blocks = share(ceil_div(args.k, ACTIVATION_BLOCK_COLS), split, args.num_k_splits);
     const auto store = [&](const Sums& sums) __attribute__((always_inline)) {
       sums.finish(weights, scale_of(args), split == 0);
       if (!is_parts) return sums.round_to(rounded + uint64_t{sums.row} * args.out_stride + sums.first);
       float* out = parts[sums.row / per_rank] + uint64_t{sums.row % per_rank} * args.out_stride;
-      memcpy(out + uint64_t{args.slot + split} * args.num_rows + sums.first, sums.values, sums.count * sizeof(float));
+      memcpy(out + uint64_t{args.first_part + split} * args.num_rows + sums.first, sums.values,
+             sums.count * sizeof(float));
     };
     product.multiply(
         share(num_panels, part / grid.num_rows, grid.num_cols), share(num_groups, part % grid.num_rows, grid.num_rows),
@@ -221,17 +222,18 @@ void run_linear(Context& context, const Args& args) {
   Tokens tokens = select_tokens(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
   if (epilogue == Epilogue::ARGMAX) std::fill_n(context.at<Candidate>(args.out), MAX_ROWS, Candidate{-INFINITY, -1});
   if (tokens.count)
-    multiply_few(weights, {0, args.n}, pack_activations(context, args, tokens), [&](const Sums& sums) {
+    multiply_few(weights, {0, args.num_features}, pack_activations(context, args, tokens), [&](const Sums& sums) {
       sums.finish(weights, tokens.scale[sums.row], true);
       store_sums(context, args, tokens.row[sums.row], sums);
     });
   if (epilogue == Epilogue::PUSH) {
     const auto* out = context.at<float>(args.out);
     for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
-      if (rank != context.rank()) context.push(rank, args.out, out, uint64_t{tokens.count} * args.n * sizeof(float));
+      if (rank != context.rank())
+        context.push(rank, args.out, out, uint64_t{tokens.count} * args.num_features * sizeof(float));
   } else if (epilogue != Epilogue::ARGMAX) {
     for (uint32_t row = 0; row < tokens.count; ++row)
-      round_row(context, args, row, context.at<float>(args.out) + uint64_t{row} * args.out_stride, args.n);
+      round_row(context, args, row, context.at<float>(args.out) + uint64_t{row} * args.out_stride, args.num_features);
     reset_rows(context, args, tokens.count);
   }
 }
@@ -246,7 +248,7 @@ void body_scaled_linear(Context& context, const ScaledLinearArgs& args) { run_li
 void body_linear_jobs(Context& context, const LinearJobsArgs& args) {
   if (args.tiled) return;  // packed for a GPU
   const Batch& batch = *context.batch(args.batch);
-  if (args.sampled)
+  if (args.max_sampled_rows)
     multiply_sampled(context, args, batch.num_rows);
   else if (batch.num_job_rows)
     multiply_all(context, args, batch.num_job_rows);

@@ -25,8 +25,8 @@ void for_each_chunk(uint32_t row, uint32_t k, bool tiled, const Copy& copy) {
 // Adds the terms of a row's sum, in the order of ranks and splits.
 void add_parts(float* sum, const float* parts, const ReduceRowsArgs& args) {
   for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
-    for (uint32_t split = 0; split < args.num_splits; ++split)
-      add_row(sum, parts + (uint64_t{rank} * args.slots_per_rank + split) * args.k, args.k);
+    for (uint32_t split = 0; split < args.num_k_splits; ++split)
+      add_row(sum, parts + (uint64_t{rank} * args.parts_per_rank + split) * args.k, args.k);
 }
 
 }  // namespace
@@ -35,15 +35,16 @@ void add_parts(float* sum, const float* parts, const ReduceRowsArgs& args) {
 void body_embed(Context& context, const EmbedArgs& args) {
   const auto& batch = *context.at<Batch>(args.batch);
   const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
-  const uint64_t stride = push ? args.n : args.out_stride;
+  const uint64_t stride = push ? args.num_cols : args.out_stride;
   float* out = context.at<float>(args.out);
   for (uint32_t row = 0; row < batch.num_rows; ++row)
     embed_row(out + row * stride, context.at<uint16_t>(args.table), args, batch.rows[row].token, args.col_begin,
-              args.n);
+              args.num_cols);
   round_rows(context, args, out, stride, batch.num_rows);
   if (!push) return;
   for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
-    if (rank != context.rank()) context.push(rank, args.out, out, uint64_t{batch.num_rows} * args.n * sizeof(float));
+    if (rank != context.rank())
+      context.push(rank, args.out, out, uint64_t{batch.num_rows} * args.num_cols * sizeof(float));
 }
 
 void body_embed_rows(Context& context, const EmbedRowsArgs& args) {
@@ -63,7 +64,7 @@ void body_post_norm(Context& context, const PostNormArgs& args) {
   for (uint32_t row = 0; row < num_rows; ++row) {
     const float* y = context.at<float>(args.y) + uint64_t{row} * args.y_stride;
     add_normalized(x + uint64_t{row} * args.x_stride, y + args.col_begin, over_rms(y, args.k, args.eps),
-                   context.at<float>(args.weight), args.n);
+                   context.at<float>(args.weight), args.num_cols);
   }
   round_rows(context, args, x, args.x_stride, num_rows);
 }
@@ -77,7 +78,7 @@ void body_reduce_rows(Context& context, const ReduceRowsArgs& args) {
   run_rows(context, end - begin, [&](uint32_t row) {
     float* x = context.at<float>(args.x) + uint64_t{row} * k;
     const float* parts = context.at<float>(args.parts) + uint64_t{row} * args.parts_stride;
-    if (!args.add) std::fill_n(x, k, 0.0f);
+    if (!args.accumulates) std::fill_n(x, k, 0.0f);
     if (args.post_norm) {
       std::fill_n(sum, k, 0.0f);
       add_parts(sum, parts, args);
@@ -85,7 +86,7 @@ void body_reduce_rows(Context& context, const ReduceRowsArgs& args) {
     } else {
       add_parts(x, parts, args);
     }
-    const float scale = args.unnormalized ? 1.0f : over_rms(x, k, args.eps);
+    const float scale = args.skips_rms ? 1.0f : over_rms(x, k, args.eps);
     for (uint32_t i = 0; i < k; ++i) sum[i] = x[i] * scale;
     if (const float* norm = context.at<float>(args.input_norm)) multiply_row(sum, norm, k);
     simd::to_bf16(rounded, sum, k);
@@ -112,7 +113,7 @@ void body_argmax_rows(Context& context, const ArgmaxRowsArgs& args) {
   const uint32_t num_rows = context.batch(args.batch)->num_rows;
   auto* out = context.at<Candidate>(args.out);
   run_rows(context, args.num_parts, [&](uint32_t part) {
-    const Range cols = share(args.n, part, args.num_parts);
+    const Range cols = share(args.num_cols, part, args.num_parts);
     for (uint32_t row = 0; row < num_rows; ++row)
       out[uint64_t{part} * args.num_rows + row] =
           best_of(context.at<float>(args.logits) + uint64_t{row} * args.stride, cols.begin, cols.end, args.first_token);

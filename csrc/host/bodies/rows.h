@@ -41,8 +41,8 @@ void round_row(const Context& context, const Args& args, uint32_t row, const flo
 }
 template <class Args>
 void round_rows(const Context& context, const Args& args, const float* x, uint64_t stride, uint32_t num_rows) {
-  for (uint32_t row = 0; row < num_rows; ++row) round_row(context, args, row, x + row * stride, args.n);
-  simd::clear(context.at<uint16_t>(args.reset), num_rows, args.out_bf16_stride, args.n);
+  for (uint32_t row = 0; row < num_rows; ++row) round_row(context, args, row, x + row * stride, args.num_cols);
+  simd::clear(context.at<uint16_t>(args.lamport_reset), num_rows, args.out_bf16_stride, args.num_cols);
 }
 
 // cap * tanh(x / cap), in place. A cap of 0 changes nothing.

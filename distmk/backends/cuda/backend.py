@@ -196,12 +196,12 @@ class CudaBackend:
             address, size = None, 0
         if size < num_bytes:
             raise BuildError(f"the kernel has no {num_bytes} bytes named {name}; was it compiled with other flags?")
-        found = np.empty(num_bytes, np.uint8)
+        content = np.empty(num_bytes, np.uint8)
         try:
-            checked(driver.cuMemcpyDtoH(found.ctypes.data, address, num_bytes))
+            checked(driver.cuMemcpyDtoH(content.ctypes.data, address, num_bytes))
         except DriverError as error:
             raise BuildError(f"{name} cannot be read from the GPU: {error}") from None
-        return found.tobytes()
+        return content.tobytes()
 
     def lost_ranks(self) -> list[int]:
         return self._liveness.lost_ranks()

@@ -78,8 +78,8 @@ def architecture_of(capability: tuple[int, int]) -> str:
     known = ", ".join(
         f"{major}.{minor} ({each.gpus})" for each in ARCHITECTURES.values() for major, minor in [each.capability]
     )
-    found = ".".join(map(str, capability))
-    raise UsageError(f"the cuda backend does not run on a GPU of compute capability {found}; it runs on {known}")
+    version = ".".join(map(str, capability))
+    raise UsageError(f"the cuda backend does not run on a GPU of compute capability {version}; it runs on {known}")
 
 
 def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
@@ -94,13 +94,13 @@ def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
         raise BuildError(f"architecture {architecture} is not supported; choose one of {', '.join(ARCHITECTURES)}")
     given, own = env.cubin_dir(), own_sources(own_types, "device")
     refused: list[str] = []
-    if given and (found := find_cubin(architecture, given, refused, own)):
-        return found
+    if given and (cubin := find_cubin(architecture, given, refused, own)):
+        return cubin
     try:
         toolchain = find_toolchain()
     except BuildError as error:
-        if found := find_cubin(architecture, env.cache_dir(), refused, own):
-            return found
+        if cubin := find_cubin(architecture, env.cache_dir(), refused, own):
+            return cubin
         options = "".join(f" --with {package}" for package in packages_of(own_types))
         advice = f"or run distmk build --arch {architecture}{options} --output DIR elsewhere and set DISTMK_CUBIN_DIR"
         none = refused[0] if refused else f"no kernel for {architecture} of this version in {given or env.cache_dir()}"
@@ -143,7 +143,7 @@ def _age(path: Path) -> float:
 def built_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path | None:
     """The kernel for `architecture` with these types in DISTMK_CUBIN_DIR or the cache, if there is one."""
     folders, own = [folder for folder in (env.cubin_dir(), env.cache_dir()) if folder], own_sources(own_types, "device")
-    return next((found for folder in folders if (found := find_cubin(architecture, folder, own=own))), None)
+    return next((cubin for folder in folders if (cubin := find_cubin(architecture, folder, own=own))), None)
 
 
 def copy_cubin(cubin: Path, folder: Path) -> Path:
@@ -217,5 +217,5 @@ def _name(architecture: str, own: OwnSources | None) -> str:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    return int(found[1]) if found else 0
+    match = re.search(pattern, text)
+    return int(match[1]) if match else 0

@@ -32,11 +32,11 @@ def remote_transport() -> str:
 
 def rdma_ports(folder: Path = RDMA_FOLDER) -> tuple[str, ...]:
     """A line for each port of an InfiniBand or RoCE adapter: its name, link layer, state and rate."""
-    found = []
+    ports = []
     for port in sorted(folder.glob("*/ports/*")):
         layer, state, rate = (_read(port / name) for name in ("link_layer", "state", "rate"))
-        found.append(f"{port.parents[1].name} port {port.name}: {layer}, {state.partition(': ')[2] or state}, {rate}")
-    return tuple(found)
+        ports.append(f"{port.parents[1].name} port {port.name}: {layer}, {state.partition(': ')[2] or state}, {rate}")
+    return tuple(ports)
 
 
 def check_hosts_connected(hostnames: Sequence[str], folder: Path = RDMA_FOLDER) -> None:

@@ -64,9 +64,9 @@ def find_nvcc() -> tuple[Path, str]:
     nvcc = next((path for path in candidates if path.exists()), None)
     if nvcc is None:
         raise BuildError(f"no nvcc: set CUDA_HOME, put it on PATH, or {ADVICE}")
-    found = re.search(r", V(\d+)(\.\d+)+", run([nvcc, "--version"]))
-    version = found[0].removeprefix(", V") if found else "unknown"
-    if found is None or int(found[1]) < OLDEST_CUDA:
+    match = re.search(r", V(\d+)(\.\d+)+", run([nvcc, "--version"]))
+    version = match[0].removeprefix(", V") if match else "unknown"
+    if match is None or int(match[1]) < OLDEST_CUDA:
         raise BuildError(f"{nvcc} is of CUDA {version}; {OLDEST_CUDA}.0 or newer is needed: set CUDA_HOME, or {ADVICE}")
     return nvcc, version
 
@@ -85,10 +85,10 @@ def cuda_home(nvcc: Path) -> Path:
 
     BuildError: nvcc does not name the folder.
     """
-    found = re.search(r"^#\$ TOP=(.+)$", run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull]), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^#\$ TOP=(.+)$", run([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull]), re.MULTILINE)
+    if match is None:
         raise BuildError(f"{nvcc} --dryrun names no folder of CUDA; set CUDA_HOME to another one")
-    return Path(found[1].strip()).resolve()
+    return Path(match[1].strip()).resolve()
 
 
 def nvshmem_version(root: Path) -> str:

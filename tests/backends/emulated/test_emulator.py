@@ -205,8 +205,8 @@ def test_a_batch_1_row_gets_too_many_splits_to_fuse_its_combine() -> None:
     """Its sequence grows while it decodes; then a combine of its own precedes the product. The next sequence begins anew."""
     config = tiny_config(hidden_size=64, intermediate_size=64, num_heads=3, num_kv_heads=1, head_dim=64, num_layers=3)
     work: Any = (config, (58, 1), (5, 3), 16)
-    options = {"max_seqs": 1, "max_splits": 16, "min_split": 1}
-    assert 58 < (2 * COMBINE_WIDTH - 1) * LONG_SPLITS * options["min_split"] < 58 + 4
+    options = {"max_seqs": 1, "max_kv_splits": 16, "min_kv_split_len": 1}
+    assert 58 < (2 * COMBINE_WIDTH - 1) * LONG_SPLITS * options["min_kv_split_len"] < 58 + 4
     (tokens, _), (expected, _) = (decode(backend, *work, **options) for backend in ("emulated", "host"))
     assert tokens == expected and len(tokens) == 8
 
@@ -216,7 +216,7 @@ def test_a_batch_1_row_gets_too_many_splits_to_fuse_its_combine() -> None:
 def test_reserved_workers(max_seqs: int) -> None:
     """More workers than a row's attention needs have no rows of qkv and o; combine tasks are theirs."""
     config = tiny_config(hidden_size=768, intermediate_size=768, num_heads=4, num_kv_heads=1, head_dim=64, num_layers=3)
-    options: dict[str, Any] = {"max_seqs": max_seqs, "min_split": 4, "loopback": True}
+    options: dict[str, Any] = {"max_seqs": max_seqs, "min_kv_split_len": 4, "loopback": True}
     made = DecodeOptions(1, NUM_WITH_RESERVED, max_model_len=64, **(backend_choices("emulated") | options))
     plan = plan_work(build_model(config), made)
     assert COMBINE_WIDTH < plan.roles.num_reserved == plan.o.first_worker == plan.qkv[0].first_worker

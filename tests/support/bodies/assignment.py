@@ -23,7 +23,7 @@ def one_of_two_fuses_combine(
     assignment of one task for that of the other.
     """
     fused = AttentionInputs(board.rng, heads, head_dim, 16, False, max_len, batch_1=True, fused_partials=True)
-    fused.shape = replace(fused.shape, num_workers=2 * COMBINE_WIDTH * heads.num_kv, max_splits=4 * COMBINE_WIDTH)
+    fused.shape = replace(fused.shape, num_workers=2 * COMBINE_WIDTH * heads.num_kv, max_kv_splits=4 * COMBINE_WIDTH)
     separate = copy(fused)
     separate.fused_partials = False
     assert fused.fuses_combine and fused.splits(0) < separate.splits(0)

@@ -194,8 +194,8 @@ def _combine(
         slices=slices,
         partials=partials.buffer.at(partials.rank, begin * s.partial_cols, end * s.partial_cols),
         out=columns[0],
-        reset=columns[1],
+        lamport_reset=columns[1],
         batch=batch,
-        polls=partials.buffer.lamport,
+        polls_partials=partials.buffer.lamport,
     )
     board.graph.add(task)

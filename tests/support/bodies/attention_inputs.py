@@ -77,15 +77,21 @@ class AttentionInputs:
         self.batch = make_batch(self.runs, rng)
         max_pages = -(-max(kv_len for _, _, kv_len in self.runs) // page_size) + int(rng.integers(0, 3))
         num_pages = max_pages * len(self.runs) + 2
-        workers, min_split, max_splits = (int(rng.integers(1, top)) for top in (12, 40, int(rng.choice([4, 9]))))
+        workers, min_kv_split_len, max_kv_splits = (
+            int(rng.integers(1, top)) for top in (12, 40, int(rng.choice([4, 9])))
+        )
         if batch_1:
-            workers, max_splits = heads.num_kv * int(rng.integers(1, 33)), int(rng.integers(1, rng.choice([3, 33])))
-            min_split = int(rng.integers(1, rng.choice([3, 40])))
+            workers, max_kv_splits = heads.num_kv * int(rng.integers(1, 33)), int(rng.integers(1, rng.choice([3, 33])))
+            min_kv_split_len = int(rng.integers(1, rng.choice([3, 40])))
         if long:
-            workers, max_splits, min_split = heads.num_kv * int(rng.integers(8, 33)), int(rng.integers(8, 33)), 64
+            workers, max_kv_splits, min_kv_split_len = (
+                heads.num_kv * int(rng.integers(8, 33)),
+                int(rng.integers(8, 33)),
+                64,
+            )
         self.shape = AttentionShape(
             heads.num_q, heads.num_kv, head_dim, heads.group, heads.q_begin, heads.kv_begin, page_size, max_pages,
-            num_pages, max_splits, min_split, workers,
+            num_pages, max_kv_splits, min_kv_split_len, workers,
             window=how.window or ANY_LENGTH, scores=how.scores,
         )  # fmt: skip
         self.norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5) if norms else None
@@ -141,8 +147,8 @@ class AttentionInputs:
 
     def splits(self, run: int) -> int:
         s, seen = self.shape, [self.seen(i) for i in range(len(self.runs))]
-        most = min(s.max_splits, COMBINE_WIDTH) if self.fuses_combine else s.max_splits
-        return reference.num_splits(seen, run, s.num_kv, s.num_workers, s.min_split, most)
+        most = min(s.max_kv_splits, COMBINE_WIDTH) if self.fuses_combine else s.max_kv_splits
+        return reference.num_splits(seen, run, s.num_kv, s.num_workers, s.min_kv_split_len, most)
 
     def split_bounds(self, run: int) -> list[int]:
         return reference.split_bounds(self.first_seen(run), self.runs[run][2], self.splits(run))
@@ -165,7 +171,7 @@ class AttentionInputs:
         s, num_rows, begin = self.shape, self.runs[run][0], self.batch.runs[run].row_begin
         rows = range(begin, begin + num_rows)
         slices = [head * s.slices + i for head in self.heads_of(kv_head) for i in range(s.slices)]
-        return [((i * MAX_ROWS + row) * s.max_splits + split) * PARTIAL_FLOATS for i in slices for row in rows]
+        return [((i * MAX_ROWS + row) * s.max_kv_splits + split) * PARTIAL_FLOATS for i in slices for row in rows]
 
     def appended_by(self, run: int, kv_head: int, split: int) -> list[int]:
         """Offsets in a cache, in elements, of the new positions inside an instance's split; each has head_dim elements."""
@@ -210,7 +216,7 @@ class AttentionInputs:
     def check_partials(self, parts: np.ndarray, caches: torch.Tensor, error: float) -> None:
         """`parts` are f32 [q head, slice, row, split, PARTIAL_FLOATS]; `error` is relative to the sum of the weights."""
         s = self.shape
-        shaped = parts.reshape(s.num_q, s.slices, MAX_ROWS, s.max_splits, PARTIAL_FLOATS)
+        shaped = parts.reshape(s.num_q, s.slices, MAX_ROWS, s.max_kv_splits, PARTIAL_FLOATS)
         for run, kv_head, split in self.instances():
             num_rows, _, kv_len = self.runs[run]
             keys, values = self.cache(caches, run, kv_head)

@@ -47,7 +47,7 @@ def fused_combine(
             v_cache=caches.v,
             partials=partials,
             fused_partials=fused,
-            reset=reset,
+            lamport_reset=reset,
             long_splits=launch is LaunchKind.SPREAD and kind is Attention and bool(board.rng.integers(2)),
             **read,
         )

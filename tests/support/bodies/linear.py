@@ -83,14 +83,14 @@ class Product:
             batch=batch,
             bias=board.vector(rank, self.bias),
             epilogue=epilogue,
-            normalized=self.eps is not None,
+            applies_rms=self.eps is not None,
             eps=self.eps or 0.0,
             num_ranks=board.num_ranks,
             first_token=self.first_token,
             logits=logits,
             keeps_logits=keeps_logits,
             softcap=self.softcap or 0.0,
-            polls=x is not None,
+            polls_x=x is not None,
         )
         board.graph.add(task)
         return what
@@ -216,7 +216,9 @@ def _reduce(
     if add:
         board.fill(dst, old)
     polls = blocks[0].buffer.lamport
-    task = Sum(rank, what, worker, blocks=blocks, dst=dst, out_bf16=out_bf16, batch=batch, add=add, polls=polls)
+    task = Sum(
+        rank, what, worker, blocks=blocks, dst=dst, out_bf16=out_bf16, batch=batch, accumulates=add, polls_blocks=polls
+    )
     board.graph.add(task)
 
     def check(memory: Memory) -> None:
@@ -365,7 +367,7 @@ def polls(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) 
                 blocks=(block,),
                 dst=board.writable(board.padded(rank, k, room), rows),
                 out_bf16=board.writable(vector.at(rank), rows),
-                reset=board.writable(other.at(rank), rows),
+                lamport_reset=board.writable(other.at(rank), rows),
                 batch=batch,
             )
         )

@@ -43,7 +43,7 @@ class Product(NamedTuple):
     k: int
     partition: Partition
     epilogue: Epilogue
-    num_splits: int = 1
+    num_k_splits: int = 1
 
 
 def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Case]:
@@ -53,9 +53,9 @@ def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Case]:
     """
     rng, all_k = board.rng, all_k if board.num_ranks == 1 else all_k[:2]
 
-    def drawn(epilogue: Epilogue, num_splits: int = 1) -> Product:
+    def drawn(epilogue: Epilogue, num_k_splits: int = 1) -> Product:
         partitions = PAIRED if epilogue in GATED else PARTITIONS
-        return Product(int(rng.choice(all_k)), partitions[int(rng.integers(len(partitions)))], epilogue, num_splits)
+        return Product(int(rng.choice(all_k)), partitions[int(rng.integers(len(partitions)))], epilogue, num_k_splits)
 
     def case(rows: int, *products: Product) -> Case:
         return partial(_in_a_row, board, error, rows, products)
@@ -76,7 +76,7 @@ def _large_cases(case: Callable[..., Case], rng: np.random.Generator, all_k: tup
     """Products whose division into jobs matters, which does not depend on the number of ranks."""
     # Jobs whose M tiles do not divide the ring, over more K tiles than it holds, beside shorter ones.
     ks = ((64, 2), (max(all_k), 2), (min(all_k), 1), (33 * ACTIVATION_BLOCK_COLS, 2))
-    parts_of_k = [Product(k, PARTITIONS[0], Epilogue.PARTS, num_splits) for k, num_splits in ks]
+    parts_of_k = [Product(k, PARTITIONS[0], Epilogue.PARTS, num_k_splits) for k, num_k_splits in ks]
     yield case(int(rng.integers(17, 65)), *(parts_of_k[i] for i in rng.permutation(len(ks))))
     yield case(int(rng.integers(129, 257)), Product(320, WHOLE_TILES, Epilogue.STORE))
     yield case(int(rng.integers(257, MAX_BUCKET_ROWS + 1)), Product(320, WHOLE_TILES, Epilogue.PARTS, 2))
@@ -146,11 +146,11 @@ def _in_a_row(board: Board, error: float, rows: int, products: Sequence[Product]
 
 def _on_all_ranks(board: Board, error: float, rows: int, product: Product, batches: Sequence[Region]) -> None:
     """Each rank has a matrix of its own; every rank has the same rows."""
-    n, num_splits = product.partition.total, product.num_splits
-    slots, slot = board.num_ranks * num_splits + 1, 1
-    parts = board.buffer(slots * n, owned_rows(board.num_ranks), space=Space.HEAP)
+    n, num_k_splits = product.partition.total, product.num_k_splits
+    num_parts, first_part = board.num_ranks * num_k_splits + 1, 1
+    parts = board.buffer(num_parts * n, owned_rows(board.num_ranks), space=Space.HEAP)
     for rank, batch in enumerate(batches):
-        _Product(board, rank, error, rows, product, batch).add(parts, num_splits, slot + rank * num_splits)
+        _Product(board, rank, error, rows, product, batch).add(parts, num_k_splits, first_part + rank * num_k_splits)
 
 
 class _Product:
@@ -182,7 +182,7 @@ class _Product:
         if epilogue in (*GATED, Epilogue.STORE):
             self.tolerance = self.tolerance + ROUNDING["bf16"] * (self.want.abs() + self.tolerance)
 
-    def add(self, parts: Any, num_splits: int, slot: int) -> None:
+    def add(self, parts: Any, num_k_splits: int, first_part: int) -> None:
         board, rank, epilogue = self.board, self.rank, self.epilogue
         sampled = epilogue is Epilogue.LOGITS
         blocks = (
@@ -191,14 +191,14 @@ class _Product:
         x = board.filled(rank, activations(self.x, board.gpu_layout), "bf16", blocks if sampled else 1)
         n = self.partition.total
         what = f"linear_jobs {epilogue.name} k={self.k} rows={self.rows} {self.partition}"
-        what += f" splits={num_splits}{' bias' if self.bias is not None else ''}"
-        out = parts.at(rank, slot * n, (slot + num_splits) * n)
+        what += f" splits={num_k_splits}{' bias' if self.bias is not None else ''}"
+        out = parts.at(rank, first_part * n, (first_part + num_k_splits) * n)
         if epilogue in GATED:
             out = board.buffer(activation_cols(n // 2, board.gpu_layout), dtype="bf16").at(rank)
         elif epilogue is not Epilogue.PARTS:
             dtype, room = ("f32", MAX_SEQUENCES) if sampled else ("bf16", MAX_BUCKET_ROWS)
             out = board.padded(rank, n, room, dtype=dtype)
-        self._expect(what, out, num_splits)
+        self._expect(what, out, num_k_splits)
         board.graph.add(
             LinearJobs(
                 rank,
@@ -210,8 +210,8 @@ class _Product:
                 partition=self.partition,
                 bias=board.vector(rank, self.bias),
                 epilogue=epilogue,
-                num_splits=num_splits,
-                slot=slot if epilogue is Epilogue.PARTS else 0,
+                num_k_splits=num_k_splits,
+                first_part=first_part if epilogue is Epilogue.PARTS else 0,
                 num_ranks=board.num_ranks,
                 tiled=board.gpu_layout,
                 rows=RowSet.SAMPLED if sampled else RowSet.ALL,
@@ -220,14 +220,14 @@ class _Product:
             )
         )
 
-    def _expect(self, what: str, out: Region, num_splits: int) -> None:
+    def _expect(self, what: str, out: Region, num_k_splits: int) -> None:
         board, kind = self.board, f"linear_jobs {self.epilogue.name}"
         if self.epilogue is Epilogue.PARTS:
             for owner in range(board.num_ranks):
                 share = -(-self.rows // board.num_ranks)
                 owned = slice(min(owner * share, self.rows), min((owner + 1) * share, self.rows))
                 board.writable(out.on(owner), owned.stop - owned.start)
-                check = partial(self._check_parts, out=out.on(owner), owned=owned, num_splits=num_splits)
+                check = partial(self._check_parts, out=out.on(owner), owned=owned, num_k_splits=num_k_splits)
                 board.expect(owner, kind, what, check, of=self.rank)
         elif self.epilogue in GATED:
             board.writable(out)
@@ -245,7 +245,7 @@ class _Product:
         assert_close("", got[:, :n], self.want, self.tolerance)
         assert_close("beyond the last column ", got[:, n:], np.zeros_like(got[:, n:]), 0)
 
-    def _check_parts(self, memory: Memory, out: Region, owned: slice, num_splits: int) -> None:
-        got = f32(memory, out, owned.stop - owned.start).reshape(-1, num_splits, self.partition.total)
+    def _check_parts(self, memory: Memory, out: Region, owned: slice, num_k_splits: int) -> None:
+        got = f32(memory, out, owned.stop - owned.start).reshape(-1, num_k_splits, self.partition.total)
         assert np.isfinite(got).all(), "a part is not finite"
         assert_close("sum of parts ", got.sum(1, dtype=np.float64), self.want[owned], self.tolerance[owned])

@@ -75,11 +75,11 @@ def embed_and_sum(board: Board, k: int, num_rows: int, tiled: bool) -> None:
     table = torch.randn(tokens, k).bfloat16()
     batch = make_job_batch(board.rng, num_rows, first_token=FIRST_TOKEN, num_tokens=tokens)
     x = table[torch.tensor(list(batch.tokens[:num_rows])) - FIRST_TOKEN].float()
-    slots_per_rank = int(board.rng.integers(1, MAX_K_SPLITS + 1))
-    parts = board.buffer(board.num_ranks * slots_per_rank * k, owned_rows(board.num_ranks), space=Space.HEAP)
+    parts_per_rank = int(board.rng.integers(1, MAX_K_SPLITS + 1))
+    parts = board.buffer(board.num_ranks * parts_per_rank * k, owned_rows(board.num_ranks), space=Space.HEAP)
     where, what = _batches(board, batch), f"embed_rows k={k} rows={num_rows} ranks={board.num_ranks}"
     for rank in ranks:
-        slot = parts.at(rank, rank * slots_per_rank * k, (rank * slots_per_rank + 1) * k)
+        slot = parts.at(rank, rank * parts_per_rank * k, (rank * parts_per_rank + 1) * k)
         rows = table[rank * RANK_TOKENS : (rank + 1) * RANK_TOKENS]
         board.graph.add(
             EmbedRows(
@@ -115,10 +115,10 @@ def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool, behind_nor
     are normalized themselves; None: perhaps.
     """
     splits = int(board.rng.integers(1, MAX_K_SPLITS + 1))
-    slots_per_rank = int(board.rng.integers(splits, MAX_K_SPLITS + 1))
-    data = torch.randn(board.num_ranks * slots_per_rank, num_rows, k)
+    parts_per_rank = int(board.rng.integers(splits, MAX_K_SPLITS + 1))
+    data = torch.randn(board.num_ranks * parts_per_rank, num_rows, k)
     for slot in range(len(data)):
-        if slot % slots_per_rank >= splits:
+        if slot % parts_per_rank >= splits:
             data[slot] = torch.nan  # a slot that this sum leaves out
     old = torch.randn(num_rows, k) if add else None
     parts = board.buffer(len(data) * k, owned_rows(board.num_ranks))
@@ -129,12 +129,12 @@ def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool, behind_nor
     post_norm = torch.randn(k) if (board.rng.random() < 0.5 if behind_norm is None else behind_norm) else None
     total = torch.zeros(num_rows, k) if old is None or post_norm is not None else old.clone()
     for slot, part in enumerate(data):
-        if slot % slots_per_rank < splits:
+        if slot % parts_per_rank < splits:
             total += part
     if post_norm is not None:
         total = reference.over_rms(total, EPS) * post_norm + (0 if old is None else old)
     where = _batches(board, make_job_batch(board.rng, num_rows))
-    _sums(board, k, num_rows, tiled, parts, where, old, total, splits, post_norm, normalized=board.rng.random() < 0.7)
+    _sums(board, k, num_rows, tiled, parts, where, old, total, splits, post_norm, applies_rms=board.rng.random() < 0.7)
 
 
 def _sums(
@@ -146,16 +146,16 @@ def _sums(
     batch: Region,
     old: torch.Tensor | None,
     total: torch.Tensor,
-    num_splits: int,
+    num_k_splits: int,
     post_norm: torch.Tensor | None = None,
-    normalized: bool = True,
+    applies_rms: bool = True,
 ) -> None:
     """A reduce_rows on every rank, and a select_rows that reads its output there; total: what the sums should be."""
     out, x = Activations(board, k, tiled, Space.HEAP), board.buffer(k, owned_rows(board.num_ranks))
-    what = f"reduce_rows k={k} rows={num_rows} splits={num_splits} add={old is not None} tiled={tiled}"
-    what += f" normalized={normalized}{' behind a norm' if post_norm is not None else ''}"
-    want, input_norm = reference.over_rms(total, EPS if normalized else None), None
-    if normalized and not tiled and board.rng.random() < 0.5:  # on the host twin alone
+    what = f"reduce_rows k={k} rows={num_rows} splits={num_k_splits} add={old is not None} tiled={tiled}"
+    what += f" applies_rms={applies_rms}{' behind a norm' if post_norm is not None else ''}"
+    want, input_norm = reference.over_rms(total, EPS if applies_rms else None), None
+    if applies_rms and not tiled and board.rng.random() < 0.5:  # on the host twin alone
         input_norm = torch.randn(k)
         want = want * input_norm
     error = 0.0 if post_norm is None else 1e-5  # of the sums
@@ -173,12 +173,12 @@ def _sums(
                 out=out.buffer.at(rank),
                 batch=batch.on(rank),
                 num_ranks=board.num_ranks,
-                num_splits=num_splits,
-                add=old is not None,
+                num_k_splits=num_k_splits,
+                accumulates=old is not None,
                 tiled=tiled,
                 eps=EPS,
                 post_norm=board.vector(rank, post_norm),
-                normalized=normalized,
+                applies_rms=applies_rms,
                 input_norm=board.vector(rank, input_norm),
             )
         )

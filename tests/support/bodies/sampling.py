@@ -35,15 +35,15 @@ TABLES_BYTES = 12288  # whole pages, so that an access that is not declared is s
 NUM_COUNTED = 3
 
 
-def _most(job_batch: bool) -> int:
+def _most(is_job_batch: bool) -> int:
     """Slots, and sampled rows of an iteration."""
-    return MAX_SEQUENCES if job_batch else MAX_ROWS
+    return MAX_SEQUENCES if is_job_batch else MAX_ROWS
 
 
-def _batch(board: Board, rank: int, rows: dict[int, BatchRow], job_batch: bool) -> Region:
+def _batch(board: Board, rank: int, rows: dict[int, BatchRow], is_job_batch: bool) -> Region:
     """A batch with these rows, of which others are not sampled."""
     num_rows = max(rows) + 1
-    if job_batch:
+    if is_job_batch:
         batch = JobBatch(Batch(num_rows=num_rows, num_job_rows=MAX_BUCKET_ROWS))
     else:
         batch = Batch(num_rows=num_rows, num_runs=num_rows)
@@ -60,10 +60,10 @@ def _tables(board: Board, rank: int, content: bytes) -> Region:
 
 
 def _slots(
-    board: Board, rank: int, index: int, slot: SlotSampling, field: str, tables: Region, job_batch: bool
+    board: Board, rank: int, index: int, slot: SlotSampling, field: str, tables: Region, is_job_batch: bool
 ) -> Region:
     """Parameters of all slots; `field` of slot `index` will point to the content of `tables`."""
-    slots = (SlotSampling * _most(job_batch))()
+    slots = (SlotSampling * _most(is_job_batch))()
     slots[index] = slot
     region = board.filled(rank, np.frombuffer(slots, np.uint8).copy(), "u8")
     begin = index * ctypes.sizeof(SlotSampling) + getattr(SlotSampling, field).offset
@@ -71,39 +71,45 @@ def _slots(
     return region
 
 
-def send_logits(board: Board, rank: int, job_batch: bool) -> None:
+def send_logits(board: Board, rank: int, is_job_batch: bool) -> None:
     """Columns of the rows that need their logits, and of no others, to rank 0."""
-    num_cols, rows = int(board.rng.integers(1, 200)), 21 if job_batch else 6
+    num_cols, rows = int(board.rng.integers(1, 200)), 21 if is_job_batch else 6
     batch = {row: BatchRow(0, 1, row, row % 4) for row in range(rows)}
     sent = [row for row in range(rows) if row % 4 >= RowSample.DRAW]
-    logits = board.buffer(num_cols + 8, _most(job_batch), space=Space.HEAP)
-    region, data = logits.at(rank, 3, 3 + num_cols), torch.randn(_most(job_batch), num_cols)
+    logits = board.buffer(num_cols + 8, _most(is_job_batch), space=Space.HEAP)
+    region, data = logits.at(rank, 3, 3 + num_cols), torch.randn(_most(is_job_batch), num_cols)
     board.fill(region, data)
     for row in sent:
         board.writable(region.on(0), first_row=row)
     board.graph.add(
-        SendLogits(rank, "send_logits", logits=region, batch=_batch(board, rank, batch, job_batch), job_batch=job_batch)
+        SendLogits(
+            rank,
+            "send_logits",
+            logits=region,
+            batch=_batch(board, rank, batch, is_job_batch),
+            is_job_batch=is_job_batch,
+        )
     )
 
     def check(memory: Memory) -> None:
         assert_close("", f32(memory, region.on(0), rows)[sent], data[sent], 0)
 
-    board.expect(0, "sample", f"send_logits of {num_cols} job_batch={job_batch}", check, of=rank)
+    board.expect(0, "sample", f"send_logits of {num_cols} is_job_batch={is_job_batch}", check, of=rank)
 
 
-def count_tokens(board: Board, rank: int, job_batch: bool) -> None:
+def count_tokens(board: Board, rank: int, is_job_batch: bool) -> None:
     """The tokens since the last draw are counted; those of other slots stay."""
-    row, index = int(board.rng.integers(_most(job_batch))), int(board.rng.integers(_most(job_batch)))
+    row, index = int(board.rng.integers(_most(is_job_batch))), int(board.rng.integers(_most(is_job_batch)))
     ids = board.rng.integers(0, VOCAB, POSITION + 1).astype(np.int32)
     tables = _tables(board, rank, ids.tobytes())
     slot = make_slot(Case("", torch.zeros(VOCAB), in_prompt=frozenset({0})), 0)
     slot.prompt_len, slot.num_counted = POSITION // 2, NUM_COUNTED
-    slots = _slots(board, rank, index, slot, "tokens", tables, job_batch)
-    old = board.rng.integers(0, 9, (_most(job_batch), VOCAB)).astype(np.uint32)
+    slots = _slots(board, rank, index, slot, "tokens", tables, is_job_batch)
+    old = board.rng.integers(0, 9, (_most(is_job_batch), VOCAB)).astype(np.uint32)
     counts = board.filled(rank, old.view(np.int32).reshape(-1), "i32")
     board.writable(counts)
     board.writable(slots)
-    batch = _batch(board, rank, {row: BatchRow(int(ids[POSITION]), POSITION, index, RowSample.DRAW)}, job_batch)
+    batch = _batch(board, rank, {row: BatchRow(int(ids[POSITION]), POSITION, index, RowSample.DRAW)}, is_job_batch)
     board.graph.add(
         CountTokens(
             rank,
@@ -112,8 +118,8 @@ def count_tokens(board: Board, rank: int, job_batch: bool) -> None:
             counts=counts,
             batch=batch,
             tables=tables,
-            num_slots=_most(job_batch),
-            job_batch=job_batch,
+            num_slots=_most(is_job_batch),
+            is_job_batch=is_job_batch,
         )
     )
 
@@ -124,17 +130,17 @@ def count_tokens(board: Board, rank: int, job_batch: bool) -> None:
                 want[index, ids[position]] |= COUNT_IN_PROMPT
             else:
                 want[index, ids[position]] += 1
-        got = memory[counts.buffer].reshape(-1).view(np.uint32).reshape(_most(job_batch), VOCAB)
+        got = memory[counts.buffer].reshape(-1).view(np.uint32).reshape(_most(is_job_batch), VOCAB)
         assert (got == want).all(), np.argwhere(got != want)[:8]
-        after = (SlotSampling * _most(job_batch)).from_buffer_copy(memory[slots.buffer].tobytes())[index]
+        after = (SlotSampling * _most(is_job_batch)).from_buffer_copy(memory[slots.buffer].tobytes())[index]
         assert after.num_counted == POSITION + 1
 
-    board.expect(rank, "count_tokens", f"count_tokens of row {row} slot {index} job_batch={job_batch}", check)
+    board.expect(rank, "count_tokens", f"count_tokens of row {row} slot {index} is_job_batch={is_job_batch}", check)
 
 
-def sample_row(board: Board, rank: int, num_sections: int, job_batch: bool) -> None:
+def sample_row(board: Board, rank: int, num_sections: int, is_job_batch: bool) -> None:
     """With every parameter: a token that can be drawn, and its logprobs."""
-    most, case = _most(job_batch), make_cases(board.rng)[-1]
+    most, case = _most(is_job_batch), make_cases(board.rng)[-1]
     row, index = int(board.rng.integers(most)), int(board.rng.integers(most))
     stride = section_stride(VOCAB, num_sections)
     logits = np.zeros((most, num_sections * stride), np.float32)
@@ -143,7 +149,7 @@ def sample_row(board: Board, rank: int, num_sections: int, job_batch: bool) -> N
     biases = (Bias * (len(case.bias) + len(case.banned)))(*case.bias.items(), *((each, 0.0) for each in case.banned))
     tables = _tables(board, rank, bytes(biases))
     slot = make_slot(case, 99, num_logprobs=NUM_BEST)
-    slots = _slots(board, rank, index, slot, "biases", tables, job_batch)
+    slots = _slots(board, rank, index, slot, "biases", tables, is_job_batch)
     counts, mask = np.zeros((most, VOCAB), np.uint32), np.zeros((most, 32 * mask_words(VOCAB)), np.uint8)
     counts[index, list(case.in_output)] = list(case.in_output.values())
     counts[index, list(case.in_prompt)] |= np.uint32(COUNT_IN_PROMPT)
@@ -163,12 +169,12 @@ def sample_row(board: Board, rank: int, num_sections: int, job_batch: bool) -> N
             adjusted=adjusted,
             drawn=drawn,
             record=record,
-            batch=_batch(board, rank, {row: BatchRow(0, POSITION, index, RowSample.DRAW)}, job_batch),
+            batch=_batch(board, rank, {row: BatchRow(0, POSITION, index, RowSample.DRAW)}, is_job_batch),
             tables=tables,
             row=row,
             num_ranks=num_sections,
             num_slots=most,
-            job_batch=job_batch,
+            is_job_batch=is_job_batch,
         )
     )
 
@@ -181,5 +187,8 @@ def sample_row(board: Board, rank: int, num_sections: int, job_batch: bool) -> N
         assert_close("logprob ", found["logprob"], want[token], 2e-5)
 
     board.expect(
-        rank, "sample_row", f"sample_row {row} slot {index} of {num_sections} sections job_batch={job_batch}", check
+        rank,
+        "sample_row",
+        f"sample_row {row} slot {index} of {num_sections} sections is_job_batch={is_job_batch}",
+        check,
     )

@@ -171,7 +171,9 @@ def sum_of_blocks(board: Board, rank: int, n: int, num_rows: int, add: bool) -> 
         out_bf16 = board.writable(board.padded(rank, n, room, dtype="bf16"), rows)
     norm = InputNorm(board, rank, n, room, rows, out_bf16)
     what = f"sum of {num_blocks} blocks of {n} rows={num_rows or 'one'} add={add}"
-    board.graph.add(Sum(rank, what, blocks=blocks, dst=dst, out_bf16=out_bf16, batch=batch, add=add, **norm.operands))
+    board.graph.add(
+        Sum(rank, what, blocks=blocks, dst=dst, out_bf16=out_bf16, batch=batch, accumulates=add, **norm.operands)
+    )
 
     def check(memory: Memory) -> None:
         total = old.clone() if add else torch.zeros_like(old)

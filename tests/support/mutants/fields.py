@@ -11,15 +11,15 @@ from support.mutants.sites import Key
 # Values that no address, count or order depends on.
 LITERALS = {
     "SineArgs": {"times"},
-    "LinearArgs": {"first_token", "normalized", "epilogue", "keeps_logits"},  # the epilogue: STORE or ADD
+    "LinearArgs": {"first_token", "applies_rms", "epilogue", "keeps_logits"},  # the epilogue: STORE or ADD
     "ScaledLinearArgs": {"first_token", "epilogue", "keeps_logits", "num_squares"},  # one part of squares, or some
-    "SumArgs": {"add", "polls"},  # without polls the blocks keep what was summed,
-    "CombineArgs": {"polls"},  # and partials what was combined
+    "SumArgs": {"accumulates", "polls_blocks"},  # without polling the blocks keep what was summed,
+    "CombineArgs": {"polls_partials"},  # and partials what was combined
     "EmbedArgs": {"first_token", "last_token", "col_begin"},
     "SampleRowArgs": {"row"},
     "EmbedRowsArgs": {"first_token", "last_token"},
     "AttentionJobsArgs": {"window"},
-    "ReduceRowsArgs": {"add", "unnormalized"},
+    "ReduceRowsArgs": {"accumulates", "skips_rms"},
     "ArgmaxRowsArgs": {"first_token"},
     "SchedulerStepArgs": {
         "max_slots",
@@ -32,13 +32,24 @@ SHAPES = {
     "AffineArgs": {"src", "dst", "num"},
     "SineArgs": {"src", "dst", "num"},
     "PutArgs": {"src", "dst", "num_bytes", "dst_rank", "batch"},
-    "SumArgs": {"blocks", "dst", "out_bf16", "reset", "batch", "block_stride", "num_blocks", "num"},
-    "LinearArgs": {"x", "weight", "bias", "out", "out_bf16", "reset", "logits", "batch", "k", "n"},
-    "ScaledLinearArgs": {"x", "weight", "out", "out_bf16", "reset", "logits", "batch", "k", "n", "x_squares"},
+    "SumArgs": {"blocks", "dst", "out_bf16", "lamport_reset", "batch", "block_stride", "num_blocks", "num_cols"},
+    "LinearArgs": {"x", "weight", "bias", "out", "out_bf16", "lamport_reset", "logits", "batch", "k", "num_features"},
+    "ScaledLinearArgs": {
+        "x",
+        "weight",
+        "out",
+        "out_bf16",
+        "lamport_reset",
+        "logits",
+        "batch",
+        "k",
+        "num_features",
+        "x_squares",
+    },
     "InputNormArgs": {"weight"},
-    "EmbedArgs": {"table", "out", "out_bf16", "reset", "n"},
+    "EmbedArgs": {"table", "out", "out_bf16", "lamport_reset", "num_cols"},
     "AttentionArgs": {"qkv", "q_norm", "k_norm", "rope", "k_cache", "v_cache", "q_begin", "kv_begin", "group"},
-    "CombineArgs": {"partials", "out", "reset", "first_slice", "num_slices"},
+    "CombineArgs": {"partials", "out", "lamport_reset", "first_slice", "num_slices"},
     "SendLogitsArgs": {"logits", "num_cols"},
     "CountTokensArgs": {"counts", "vocab"},
     "SampleRowArgs": {
@@ -54,10 +65,10 @@ SHAPES = {
     },
     "SampleArgs": {"candidates", "out", "num_tasks"},
     "EmbedRowsArgs": {"table", "k"},
-    "LinearJobsArgs": {"x", "weight", "bias", "k", "n", "num_slabs", "num_splits"},
+    "LinearJobsArgs": {"x", "weight", "bias", "k", "n", "num_slabs", "num_k_splits"},
     "AppendKvArgs": {"q_norm", "k_norm", "rope", "k_cache", "v_cache", "group", "q_begin", "kv_begin"},
     "AttentionJobsArgs": {"k_cache", "v_cache", "group", "q_begin", "kv_begin"},
-    "ArgmaxRowsArgs": {"logits", "out", "n"},
+    "ArgmaxRowsArgs": {"logits", "out", "num_cols"},
     "SchedulerStepArgs": {"candidates", "drawn"},
     "TaskDesc": {"type"},  # where the arguments suit both types
 }

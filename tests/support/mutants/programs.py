@@ -53,7 +53,13 @@ def _decode(
         "intermediate_size",
     }
     config = {name: changes.pop(name) for name in names & set(changes)}
-    options: dict[str, Any] = {"max_seqs": 3, "max_model_len": 48, "page_size": 8, "max_splits": 3, "min_split": 4}
+    options: dict[str, Any] = {
+        "max_seqs": 3,
+        "max_model_len": 48,
+        "page_size": 8,
+        "max_kv_splits": 3,
+        "min_kv_split_len": 4,
+    }
     options |= changes
 
     def build() -> Graph:
@@ -82,7 +88,7 @@ KINDS: dict[str, Callable[[], Graph]] = {
     "decode, 3 ranks": _decode(3, num_heads=6, num_kv_heads=3),
     "decode, fused combine": _decode(1, 3, **FUSED),
     "decode, fused combine up to a length": _decode(
-        1, 20, **(FUSED | {"num_kv_heads": 1, "max_splits": 16, "min_split": 1})
+        1, 20, **(FUSED | {"num_kv_heads": 1, "max_kv_splits": 16, "min_kv_split_len": 1})
     ),
     "decode, fused combine, 2 ranks": _decode(2, 3, **FUSED),
     "decode, layers that differ": _decode(
@@ -93,7 +99,7 @@ KINDS: dict[str, Callable[[], Graph]] = {
     "decode, tied embeddings, logits": _decode(1, 2, tie_embeddings=True, keep_logits=True),
     "decode, loopback": _decode(1, 2, loopback=True),
     "decode, factors left": _decode(2, 3, folds_factors=False),
-    "decode, long splits": _decode(1, 2, max_model_len=400, max_splits=2, page_size=16, num_layers=2),
+    "decode, long splits": _decode(1, 2, max_model_len=400, max_kv_splits=2, page_size=16, num_layers=2),
     "decode, over a network": _decode(2, 2, attention_launch="spread", max_seqs=2),
     "decode, 2 hosts": _decode(3, 3, num_heads=6, num_kv_heads=3, host_sizes=(2, 1)),
     "decode, 2 hosts, over a network": _decode(3, 2, num_heads=6, num_kv_heads=3, host_sizes=(2, 1)),

@@ -38,9 +38,9 @@ DISTMK_FN FeatureRange features_of(const LinearJobsArgs& args, const TileRows& t
 }
 
 DISTMK_FN uint32_t tokens_of(const LinearJobsArgs& args, const Batch& batch) {
-  return args.sampled ? batch.num_rows : batch.num_job_rows;
+  return args.max_sampled_rows ? batch.num_rows : batch.num_job_rows;
 }
-// Tokens of an N tile, without regard to the weights (see Division).
+// Tokens of an N tile, without regard to the weights (see JobGrid).
 DISTMK_FN uint32_t tile_tokens_of(uint32_t num_tokens) {
   return num_tokens <= 32 ? 32 : num_tokens <= 64 ? 64 : num_tokens <= 128 ? 128 : MAX_TOKENS;
 }
@@ -50,23 +50,23 @@ struct BlockRange {
   uint32_t begin, end;
 };
 
-struct Division {
+struct JobGrid {
   uint32_t num_tokens;  // tokens of the whole GEMM
   uint32_t tile_tokens, num_n_tiles;
   uint32_t tiles_per_slab, num_m_tiles;
-  uint32_t num_columns;  // columns of jobs
+  uint32_t num_job_columns;  // columns of jobs
 
   // Divides the GEMM among `num_workers`. If a worker has few M tiles for its MAX_TOKENS tokens, it reads fewer bytes
   // with twice as many M tiles and half as many tokens.
-  DISTMK_FN Division(const LinearJobsArgs& args, uint32_t all_tokens, uint32_t num_workers) : num_tokens(all_tokens) {
+  DISTMK_FN JobGrid(const LinearJobsArgs& args, uint32_t all_tokens, uint32_t num_workers) : num_tokens(all_tokens) {
     const uint32_t num_others = args.num_slabs - args.num_reduced;
     const uint32_t most_pairs = (num_pairs(args) + num_others - 1) / num_others;
     const uint32_t largest_slab = max(2 * most_pairs, args.num_reduced ? args.reduced_rows : 0);
     tiles_per_slab = (largest_slab + M_TILE - 1) / M_TILE;
     num_m_tiles = args.num_slabs * tiles_per_slab;
-    set_tile(tile_tokens_of(num_tokens), args.num_splits);
-    if (tile_tokens == MAX_TOKENS && num_m_tiles * num_columns <= JOB_TILES / 2 * num_workers)
-      set_tile(MAX_TOKENS / 2, args.num_splits);
+    set_tile(tile_tokens_of(num_tokens), args.num_k_splits);
+    if (tile_tokens == MAX_TOKENS && num_m_tiles * num_job_columns <= JOB_TILES / 2 * num_workers)
+      set_tile(MAX_TOKENS / 2, args.num_k_splits);
   }
 
   DISTMK_FN TileRows tile_rows(const LinearJobsArgs& args, uint32_t m_tile) const {
@@ -74,19 +74,19 @@ struct Division {
     const uint32_t begin = slab_begin(args, slab), rows = slab_begin(args, slab + 1) - begin;
     return {begin, rows, first, first < rows ? min(M_TILE, rows - first) : 0};
   }
-  DISTMK_FN static BlockRange blocks_of(const LinearJobsArgs& args, uint32_t split) {
+  DISTMK_FN static BlockRange blocks_of(const LinearJobsArgs& args, uint32_t k_split) {
     constexpr uint32_t PER_TILE = K_TILE / ACTIVATION_BLOCK_COLS;
     const uint32_t num_blocks = args.k_pitch / ACTIVATION_BLOCK_COLS,
                    num_tiles = (num_blocks + PER_TILE - 1) / PER_TILE;
-    const auto at = [&](uint32_t i) { return min(num_tiles * i / args.num_splits * PER_TILE, num_blocks); };
-    return {at(split), at(split + 1)};
+    const auto at = [&](uint32_t i) { return min(num_tiles * i / args.num_k_splits * PER_TILE, num_blocks); };
+    return {at(k_split), at(k_split + 1)};
   }
 
  private:
-  DISTMK_FN void set_tile(uint32_t tokens, uint32_t num_splits) {
+  DISTMK_FN void set_tile(uint32_t tokens, uint32_t num_k_splits) {
     tile_tokens = tokens;
     num_n_tiles = (num_tokens + tile_tokens - 1) / tile_tokens;
-    num_columns = num_n_tiles * num_splits;
+    num_job_columns = num_n_tiles * num_k_splits;
   }
 };
 
@@ -94,7 +94,7 @@ struct Division {
 struct Job {
   uint32_t first_tile, num_tiles;    // M tiles
   uint32_t first_token, num_tokens;  // tokens of the N tile
-  uint32_t split;
+  uint32_t k_split;
 };
 
 // With many tokens, a job takes as long as its activations take from L2. All jobs then have as few M tiles as possible,
@@ -104,45 +104,45 @@ DISTMK_FN constexpr bool splits_evenly(uint32_t tile_tokens) { return tile_token
 // Iterates over a worker's jobs. `instance`: the worker's number. `num_workers`: the number of workers that take part.
 class JobCursor {
  public:
-  DISTMK_FN JobCursor(const Division& division, uint32_t instance, uint32_t num_workers) : division_(division) {
-    const uint32_t num_columns = division.num_columns;
-    if (num_workers < num_columns) {
-      column_ = instance, step_ = num_workers, num_shares_ = 1, share_ = 0;
+  DISTMK_FN JobCursor(const JobGrid& grid, uint32_t instance, uint32_t num_workers) : grid_(grid) {
+    const uint32_t num_job_columns = grid.num_job_columns;
+    if (num_workers < num_job_columns) {
+      job_column_ = instance, step_ = num_workers, num_shares_ = 1, share_ = 0;
     } else {
-      column_ = num_columns ? instance % num_columns : 0, step_ = num_columns;
-      num_shares_ = num_columns ? (num_workers - column_ + num_columns - 1) / num_columns : 1;
-      share_ = num_columns ? instance / num_columns : 0;
+      job_column_ = num_job_columns ? instance % num_job_columns : 0, step_ = num_job_columns;
+      num_shares_ = num_job_columns ? (num_workers - job_column_ + num_job_columns - 1) / num_job_columns : 1;
+      share_ = num_job_columns ? instance / num_job_columns : 0;
     }
     next_ = begin();
     const uint32_t num_tiles = end() - begin(), num_jobs = (num_tiles + JOB_TILES - 1) / JOB_TILES;
-    job_tiles_ = splits_evenly(division.tile_tokens) && num_jobs ? (num_tiles + num_jobs - 1) / num_jobs : JOB_TILES;
+    job_tiles_ = splits_evenly(grid.tile_tokens) && num_jobs ? (num_tiles + num_jobs - 1) / num_jobs : JOB_TILES;
   }
   // The largest number of M tiles in a job.
   DISTMK_FN uint32_t job_tiles() const { return job_tiles_; }
   // Moves on to the next job. False: there is none.
   DISTMK_FN bool next(Job& job) {
     while (next_ == end()) {
-      column_ += step_;
-      if (column_ >= division_.num_columns || !step_) return false;
+      job_column_ += step_;
+      if (job_column_ >= grid_.num_job_columns || !step_) return false;
       next_ = begin();
     }
-    if (column_ >= division_.num_columns) return false;
-    const uint32_t n_tile = column_ % division_.num_n_tiles, first_token = n_tile * division_.tile_tokens;
-    job = {next_, min(job_tiles_, end() - next_), first_token,
-           min(division_.tile_tokens, division_.num_tokens - first_token), column_ / division_.num_n_tiles};
+    if (job_column_ >= grid_.num_job_columns) return false;
+    const uint32_t n_tile = job_column_ % grid_.num_n_tiles, first_token = n_tile * grid_.tile_tokens;
+    job = {next_, min(job_tiles_, end() - next_), first_token, min(grid_.tile_tokens, grid_.num_tokens - first_token),
+           job_column_ / grid_.num_n_tiles};
     next_ += job.num_tiles;
     return true;
   }
 
  private:
-  const Division& division_;
-  uint32_t column_, step_;       // columns of jobs
+  const JobGrid& grid_;
+  uint32_t job_column_, step_;   // columns of jobs
   uint32_t share_, num_shares_;  // this worker's share of the column's M tiles
   uint32_t next_;                // M tile
   uint32_t job_tiles_;
 
-  DISTMK_FN uint32_t begin() const { return division_.num_m_tiles * share_ / num_shares_; }
-  DISTMK_FN uint32_t end() const { return division_.num_m_tiles * (share_ + 1) / num_shares_; }
+  DISTMK_FN uint32_t begin() const { return grid_.num_m_tiles * share_ / num_shares_; }
+  DISTMK_FN uint32_t end() const { return grid_.num_m_tiles * (share_ + 1) / num_shares_; }
 };
 
 }  // namespace jobs

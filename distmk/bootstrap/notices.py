@@ -43,7 +43,7 @@ class Loss:
 
 
 @dataclass
-class News:
+class Notices:
     """The notices that this rank has received so far."""
 
     loss: Loss | None = None

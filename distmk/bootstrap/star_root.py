@@ -10,7 +10,7 @@ from types import MappingProxyType
 from distmk.bootstrap.base import SILENCE_S, name_ranks
 from distmk.bootstrap.link import TICK_S, wait
 from distmk.bootstrap.messages import pack, unpack
-from distmk.bootstrap.news import ASK, MEET, Loss
+from distmk.bootstrap.notices import ASK, MEET, Loss
 from distmk.bootstrap.star import BROADCAST, CLOSE, COMMAND, GATHER, LEAVING, Star
 from distmk.interrupts import check_patience
 
@@ -18,7 +18,7 @@ _ASK_S = 1.0  # between two questions to the other ranks
 _STOPPED_S = 2.0  # after so much silence, the launcher is asked whether the process is stopped
 
 
-class StarHub(Star):
+class StarRoot(Star):
     """Rank 0 of a star, with a link to each other rank."""
 
     _asked_s = -math.inf
@@ -47,13 +47,13 @@ class StarHub(Star):
 
     def meet(self, place: str, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        met = self._news.met.setdefault(place, set())
+        met = self._notices.met.setdefault(place, set())
         while not met >= set(self._links):
             self._listen()
             if self._lost is not None or time.monotonic() > deadline:
                 return False
             wait(self.links(), TICK_S)
-        del self._news.met[place]
+        del self._notices.met[place]
         self._tell(MEET, place.encode())
         return True
 
@@ -67,9 +67,9 @@ class StarHub(Star):
             return None
         # After a longer time this process itself was stopped or busy, and the others have not been asked.
         counts_s = past_s if past_s < 2 * _ASK_S else -math.inf
-        late = [rank for rank in self._links if rank not in self._news.answered]
+        late = [rank for rank in self._links if rank not in self._notices.answered]
         self._silent_s = {rank: max(0.0, self._silent_s.get(rank, 0.0) + counts_s) for rank in late}
-        self._news.answered.clear()
+        self._notices.answered.clear()
         self._asked_s = now_s
         self._tell(ASK, b"")
         return next(filter(None, map(self._describe_silence, self._silent_s)), None)
@@ -94,7 +94,7 @@ class StarHub(Star):
             pending = [rank for rank in self._links if rank not in parts]
             if not pending:
                 return parts
-            if leaving := sorted(self._news.met.get(LEAVING, set()) & set(pending)):
+            if leaving := sorted(self._notices.met.get(LEAVING, set()) & set(pending)):
                 raise self._lose(Loss(tuple(leaving), f"rank {leaving[0]} left the job"))
             left_s = deadline - time.monotonic()
             if left_s <= 0:

@@ -7,7 +7,7 @@ import time
 
 from distmk.bootstrap.link import TICK_S, wait
 from distmk.bootstrap.messages import unpack
-from distmk.bootstrap.news import ANSWER, ASK, MEET, Loss
+from distmk.bootstrap.notices import ANSWER, ASK, MEET, Loss
 from distmk.bootstrap.star import BROADCAST, CLOSE, COMMAND, GATHER, Star
 from distmk.errors import JobClosedError
 
@@ -16,7 +16,7 @@ _REPORT_S = 5.0
 _TCP_TICK_S = 1.0
 
 
-class StarSpoke(Star):
+class StarLeaf(Star):
     """Any rank of a star except 0, with a link to rank 0."""
 
     def allgather(self, payload: bytes) -> list[bytes]:
@@ -47,12 +47,12 @@ class StarSpoke(Star):
         with contextlib.suppress(OSError):
             self._links[0].send(MEET, place.encode())
         deadline = time.monotonic() + timeout_s + _REPORT_S
-        while 0 not in self._news.met.get(place, set()):
+        while 0 not in self._notices.met.get(place, set()):
             self._listen()
             if self._lost is not None or self._links[0].ended is not None or time.monotonic() > deadline:
-                return 0 in self._news.met.pop(place, set())
+                return 0 in self._notices.met.pop(place, set())
             wait(self.links(), TICK_S)
-        del self._news.met[place]
+        del self._notices.met[place]
         return True
 
     def _take(self, rank: int, tag: bytes, payload: bytes) -> bool:
