@@ -41,6 +41,7 @@ from distmk.check.structure import check_structure
 from distmk.check.thresholds import check_thresholds
 from distmk.check.turns import Turn, check_together, check_turn, shared_pieces, summarize
 from distmk.errors import CheckError
+from distmk.gc_pause import no_collection
 from distmk.program.layout import Placed
 from distmk.program.program import Program
 from distmk.program.reader import ProgramTables, read_tables
@@ -62,6 +63,7 @@ class Verdict:
     seconds: float
 
 
+@no_collection()
 def check(program: Program, on_step: Callable[[], None] = lambda: None) -> Verdict:
     """Prove `program` correct, and those that take turns with it. CheckError: they are not, with the first faults found, or they
     are too large to be proved.

@@ -27,15 +27,13 @@ class Signals:
     barriers: tuple[int, ...]  # by rank: the event of its iteration barrier; empty without
 
 
-def firings(tables: ProgramTables, task: int) -> int:
-    """How often an iteration fires each trigger of a task: once by every worker for a spread task; for a massive launch,
+def firings(tables: ProgramTables) -> Ints:
+    """How often an iteration fires each trigger of every task: once by every worker for a spread task; for a massive launch,
     once an instance by every scheduler.
     """
-    if tables.tasks.spread[task]:
-        return tables.num_workers
-    if tables.tasks.launch[task] == LaunchKind.MASSIVE:
-        return int(tables.tasks.max_instances[task]) * tables.num_schedulers
-    return 1
+    tasks = tables.tasks
+    massive = np.where(tasks.launch == LaunchKind.MASSIVE, tasks.max_instances * tables.num_schedulers, 1)
+    return np.where(tasks.spread, tables.num_workers, massive)
 
 
 def check_thresholds(tables: ProgramTables, findings: Findings) -> Signals:
@@ -43,9 +41,10 @@ def check_thresholds(tables: ProgramTables, findings: Findings) -> Signals:
     totals = [0] * tables.num_events
     producers: dict[int, dict[int, None]] = defaultdict(dict)
     triggers = tables.triggers
-    for task, event, amount in _rows(triggers.task, triggers.event, triggers.amount):
+    times = firings(tables)[triggers.task]
+    for task, event, amount, num_firings in _rows(triggers.task, triggers.event, triggers.amount, times):
         if amount:
-            totals[event] += amount * firings(tables, task)
+            totals[event] += amount * num_firings
             producers[event][task] = None
     waits: list[list[tuple[int, int]]] = [[] for _ in range(tables.num_tasks)]
     waiters: dict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -30,7 +30,7 @@ class VectorClocks:
 
     chain: int64 [nodes], the chain of a node.
     position, early: uint16 [nodes], the positions of a node on its chain; the same for a task that writes to one rank at most.
-    table: uint16 [nodes, chains], the clocks; zero until `settle`.
+    table: uint16 [nodes, chains], the clocks; zero at first, complete after `settle`.
     idle: the clocks that signals of tasks that may idle tell, by node.
     """
 
@@ -111,7 +111,7 @@ class VectorClocks:
         """Whether `clock` knows that `node` is done."""
         return bool(clock[self.chain[node]] >= self.position[node])
 
-    def settle(self, node: int, clock: VectorClock) -> None:
-        """Store the clock of `node`: `clock`, which holds what it waited for, and the node itself."""
+    def settle(self, node: int) -> None:
+        """Complete the clock of `node`, which holds what it waited for, with the node itself."""
+        clock = self.table[node]
         clock[self.chain[node]] = max(clock[self.chain[node]], self.position[node])
-        self.table[node] = clock
