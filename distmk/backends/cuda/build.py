@@ -26,6 +26,10 @@ from distmk.tasks.own_types import packages_of
 FLAGS = ("-std=c++17", "-O3", "-ftz=true", "-rdc=true", "--expt-relaxed-constexpr", "-lineinfo")
 KERNEL = "distmk_megakernel"
 
+# Kernels of a wheel that was built with them (`distmk.packaging`). They are trusted as the package's own code is, so that their
+# owner and mode do not matter.
+PACKAGED = Path(__file__).parents[2] / "_kernels"
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -65,7 +69,8 @@ class Report:
     def of(cubin: Path) -> Report | None:
         """The report beside the kernel at `cubin`, if there is one."""
         try:
-            return Report(**json.loads(read_text(cubin.with_suffix(".json")) or ""))
+            text = read_text(cubin.with_suffix(".json"), own=cubin.parent != PACKAGED)
+            return Report(**json.loads(text or ""))
         except (ValueError, TypeError):
             return None
 
@@ -83,8 +88,8 @@ def architecture_of(capability: tuple[int, int]) -> str:
 
 
 def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
-    """Path of the kernel for `architecture` with these registered task types: from DISTMK_CUBIN_DIR, else the cache, else
-    compiled into it.
+    """Path of the kernel for `architecture` with these registered task types: from DISTMK_CUBIN_DIR, else the package,
+    else the cache, else compiled into it.
 
     Without a toolchain, a kernel in the cache that other tools made of the same sources will do. BuildError: unsupported
     architecture, nvcc or NVSHMEM missing where they are needed, or sources that do not compile.
@@ -93,8 +98,9 @@ def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
         raise BuildError(f"architecture {architecture} is not supported; choose one of {', '.join(ARCHITECTURES)}")
     given, own = env.cubin_dir(), own_sources(own_types, "device")
     refused: list[str] = []
-    if given and (found := find_cubin(architecture, given, refused, own)):
-        return found
+    for folder in filter(None, (given, PACKAGED)):
+        if found := find_cubin(architecture, folder, refused, own):
+            return found
     try:
         toolchain = find_toolchain()
     except BuildError as error:
@@ -124,11 +130,12 @@ def find_cubin(
     `refused` gets what is wrong with the folder and with kernels that may not be loaded (`cache_files`).
     """
     refused = [] if refused is None else refused
-    if fault := folder_fault(folder):
+    is_packaged = folder == PACKAGED
+    if not is_packaged and (fault := folder_fault(folder)):
         refused.append(f"{folder} {fault}")
         return None
     for path in sorted(folder.glob(f"{_name(architecture, own)}-*.cubin"), key=_age):
-        if fault := fault_of(path):
+        if fault := fault_of(path, own=not is_packaged):
             refused.append(f"{path} {fault}")
         else:
             return path
@@ -140,9 +147,11 @@ def _age(path: Path) -> float:
 
 
 def built_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path | None:
-    """The kernel for `architecture` with these types in DISTMK_CUBIN_DIR or the cache, if there is one."""
-    folders, own = [folder for folder in (env.cubin_dir(), env.cache_dir()) if folder], own_sources(own_types, "device")
-    return next((found for folder in folders if (found := find_cubin(architecture, folder, own=own))), None)
+    """The kernel for `architecture` with these types in DISTMK_CUBIN_DIR, the package or the cache, if there is one."""
+    folders, own = (env.cubin_dir(), PACKAGED, env.cache_dir()), own_sources(own_types, "device")
+    return next(
+        (found for folder in filter(None, folders) if (found := find_cubin(architecture, folder, own=own))), None
+    )
 
 
 def copy_cubin(cubin: Path, folder: Path) -> Path:
