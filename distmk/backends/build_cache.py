@@ -40,14 +40,14 @@ def csrc_dir() -> Path:
     raise BuildError("the C++ sources (csrc) are not installed with this package; reinstall distmk")
 
 
-def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path], what: str = "") -> Path:
+def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path], what: str = "", usually: str = "") -> Path:
     """The file `<name>-<key><suffix>` of the cache, made by `make(scratch folder)` if it is not there as it was published.
 
-    `what` it is, for the line that says what takes so long (default: its name).
+    `what` it is, for the line that says what takes so long (default: its name), and how long that takes `usually`.
 
     BuildError: the cache folder cannot be written or trusted. Any BuildError of `make` passes through.
     """
-    return published(f"{name}-{key}{suffix}", lambda path: path, make, f"compiling {what or name}")
+    return published(f"{name}-{key}{suffix}", lambda path: path, make, f"compiling {what or name}", usually)
 
 
 def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
@@ -64,7 +64,9 @@ def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
     return digest.hexdigest()[:24]
 
 
-def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path], doing: str) -> T:
+def published(
+    file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path], doing: str, usually: str = ""
+) -> T:
     """The value that `read` returns for a file of the cache; while there is none, `make(scratch folder)` makes the file.
 
     A file that may not be loaded (`cache_files`), or for which `read` returns None, is made anew. Of several processes that
@@ -79,7 +81,7 @@ def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[
         return found
     own_folder(folder)
     try:
-        with progress(doing), locked(folder / f"{file_name}.lock"):
+        with progress(doing, usually=usually), locked(folder / f"{file_name}.lock"):
             found, fault = _find(target, read)
             if found is None:
                 if fault not in (MISSING, NO_DIGEST):

@@ -118,7 +118,8 @@ def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
         ".cubin",
         key,
         lambda scratch: compile_cubin(toolchain, architecture, scratch, own=own),
-        f"the kernel for {architecture}{' with ' if own else ''}{', '.join(own_types)} (once)",
+        f"the kernel for {architecture}{' with ' if own else ''}{', '.join(own_types)}",
+        usually="1 to 3 minutes",
     )
 
 
