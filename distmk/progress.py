@@ -17,16 +17,17 @@ QUIET_S = 2.0  # seconds of work before a line says what is going on
 REPEAT_S = 30.0
 DELAY_S = 0.3  # seconds of work before a bar appears
 FRAME_S = 0.1
-_WITHOUT_TOTAL = "{desc}: {elapsed}"
+_WITHOUT_TOTAL = "{desc} ({elapsed_s:.0f} s so far%s)"
 _is_other_rank = False
 
 
 class Progress:
     """The progress of a block of work. The block counts and another thread shows it, so that counting costs next to nothing."""
 
-    def __init__(self, doing: str) -> None:
-        self.doing = doing
+    def __init__(self, doing: str, usually: str = "") -> None:
+        self.doing, self.usually = doing, f"usually {usually}" if usually else ""
         self.done, self.total, self.unit = 0, 0, ""
+        self.is_over = False  # without an error
 
     def expect(self, total: int, unit: str) -> None:
         """Set how much there is to do, in `unit` (B: bytes). Until then only the time is shown."""
@@ -37,25 +38,26 @@ class Progress:
 
 
 @contextmanager
-def progress(doing: str, shown: bool = True, bar: bool = True) -> Iterator[Progress]:
-    """While the block runs, show what it is `doing`, and its progress.
+def progress(doing: str, shown: bool = True, bar: bool = True, usually: str = "") -> Iterator[Progress]:
+    """While the block runs, show what it is `doing`, and its progress. `usually`: how long the block takes, as text.
 
-    On a terminal, a bar that disappears when the block ends. Elsewhere, and without `bar`, a line after QUIET_S and
-    every REPEAT_S. If blocks are nested, the innermost is shown. Nothing is shown unless `shown`, on ranks other than 0
-    (`leave_to_rank_0`), or with DISTMK_PROGRESS=0 or a
-    DISTMK_LOG above info.
+    On a terminal, a bar, or without a total a line that counts the seconds; both disappear when the block ends.
+    Elsewhere, a line after QUIET_S and one at the end, and every REPEAT_S the progress. Without `bar`, only the first of
+    these lines. If blocks are nested, the innermost is shown. Nothing is shown unless `shown`, on ranks other than 0
+    (`leave_to_rank_0`), or with DISTMK_PROGRESS=0 or a DISTMK_LOG above info.
     """
-    block = Progress(doing)
+    block = Progress(doing, usually)
     if not shown or _is_other_rank or not env.shows_progress() or not is_logged("info"):
         yield block
         return
     over = threading.Event()
-    show = _draw if bar and on_terminal() else _tell
+    show = (_draw if on_terminal() else _tell) if bar else _tell_once
     thread = threading.Thread(target=show, args=(block, over), daemon=True)
     _under_way.append(block)
     thread.start()
     try:
         yield block
+        block.is_over = True
     finally:
         _under_way.remove(block)
         over.set()
@@ -125,7 +127,7 @@ def _draw(block: Progress, over: threading.Event) -> None:
 
 def _state(block: Progress) -> dict[str, Any]:
     """Attributes of a bar."""
-    bar_format = None if block.total else _WITHOUT_TOTAL
+    bar_format = None if block.total else _WITHOUT_TOTAL % (f"; {block.usually}" if block.usually else "")
     return {"total": block.total, "unit": block.unit, "unit_scale": block.unit == "B", "bar_format": bar_format}
 
 
@@ -134,11 +136,22 @@ def _close(bar: Any) -> None:
         bar.close()
 
 
-def _tell(block: Progress, over: threading.Event) -> None:
-    began, wait_s, so_far = time.perf_counter(), QUIET_S, ""
-    while not over.wait(wait_s):
+def _tell_once(block: Progress, over: threading.Event) -> bool:
+    """Say what is going on, unless the block is over before; returns whether it was said."""
+    while not over.wait(QUIET_S):
         if _under_way[-1:] == [block]:
-            share = f" {100 * block.done // block.total} %," if block.total and so_far else ""
-            tell(f"{block.doing} ...{share}{so_far}")
-        wait_s = REPEAT_S
-        so_far = f" {time.perf_counter() - began + wait_s:.0f} s so far"
+            tell(f"{block.doing} ...{f' ({block.usually})' if block.usually else ''}")
+            return True
+    return False
+
+
+def _tell(block: Progress, over: threading.Event) -> None:
+    began = time.perf_counter()
+    if not _tell_once(block, over):
+        return
+    while not over.wait(REPEAT_S):
+        if block.total and _under_way[-1:] == [block]:
+            elapsed_s = time.perf_counter() - began
+            tell(f"{block.doing} ... {100 * block.done // block.total} %, {elapsed_s:.0f} s so far")
+    if block.is_over:
+        tell(f"{block.doing}: done in {time.perf_counter() - began:.0f} s")

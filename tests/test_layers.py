@@ -31,7 +31,7 @@ LAYERS = [
     ["server", "testing"],
     ["doctor"],
     ["cli"],
-    ["__main__"],
+    ["__main__", "packaging"],
 ]
 
 LAB = ROOT / "examples" / "launch_lab" / "lab"

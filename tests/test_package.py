@@ -21,6 +21,7 @@ from distmk.backends.host.build import build
 pytestmark = pytest.mark.timeout(150)
 
 LAB = ROOT / "examples" / "launch_lab"
+BACKEND = "import sys; sys.path.insert(0, 'distmk/packaging');"  # as `backend-path` of pyproject.toml
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in ("pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / part).exists():
             shutil.copy(ROOT / part, copy)
-    code = f"from setuptools.build_meta import build_wheel; print(build_wheel({str(folder)!r}))"
+    code = f"{BACKEND} from wheel_backend import build_wheel; print(build_wheel({str(folder)!r}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return folder / done.stdout.split()[-1]
@@ -68,7 +69,7 @@ def test_editable_install_beside_the_clone(tmp_path: Path) -> None:
         shutil.copy(ROOT / part, clone)
     for part in ("csrc", "examples/launch_lab/lab"):
         (clone / part).mkdir(parents=True)
-    code = f"from setuptools.build_meta import build_editable; print(build_editable({str(tmp_path)!r}))"
+    code = f"{BACKEND} from wheel_backend import build_editable; print(build_editable({str(tmp_path)!r}))"
     built = subprocess.run([sys.executable, "-c", code], cwd=clone, capture_output=True, text=True, timeout=120)
     assert built.returncode == 0, built.stderr
     with zipfile.ZipFile(tmp_path / built.stdout.split()[-1]) as archive:

@@ -40,14 +40,14 @@ def csrc_dir() -> Path:
     raise BuildError("the C++ sources (csrc) are not installed with this package; reinstall distmk")
 
 
-def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path], what: str = "") -> Path:
+def cached(name: str, suffix: str, key: str, make: Callable[[Path], Path], what: str = "", usually: str = "") -> Path:
     """The file `<name>-<key><suffix>` of the cache. If it is missing or damaged, `make(scratch folder)` makes it.
 
-    `what` is compiled, for the progress line (default: `name`).
+    `what` is compiled, and how long that takes `usually`, for the progress line (default: `name`).
 
     BuildError: the cache folder cannot be written or trusted. BuildErrors of `make` pass through.
     """
-    return published(f"{name}-{key}{suffix}", lambda path: path, make, f"compiling {what or name}")
+    return published(f"{name}-{key}{suffix}", lambda path: path, make, f"compiling {what or name}", usually)
 
 
 def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
@@ -64,7 +64,9 @@ def content_key(ingredients: Iterable[str], sources: Iterable[Path]) -> str:
     return digest.hexdigest()[:24]
 
 
-def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path], doing: str) -> T:
+def published(
+    file_name: str, read: Callable[[Path], T | None], make: Callable[[Path], Path], doing: str, usually: str = ""
+) -> T:
     """The value that `read` returns for a file of the cache. If there is none, `make(scratch folder)` makes the file.
 
     A file is made anew if it may not be loaded (`cache_files`), or if `read` returns None for it. If several processes
@@ -82,7 +84,7 @@ def published(file_name: str, read: Callable[[Path], T | None], make: Callable[[
         return value
     own_folder(folder)
     try:
-        with progress(doing), locked(folder / f"{file_name}.lock"):
+        with progress(doing, usually=usually), locked(folder / f"{file_name}.lock"):
             value, fault = _find(target, read)
             if value is None:
                 if fault not in (MISSING, NO_DIGEST):

@@ -38,11 +38,14 @@ class _Untrusted(Exception):
     """A file that must not be loaded."""
 
 
-def fault_of(path: Path) -> str | None:
-    """Why the file at `path` must not be loaded, as words to follow its name (`MISSING`: there is no file); None: it may be."""
+def fault_of(path: Path, own: bool = True) -> str | None:
+    """Why the file at `path` must not be loaded, as words to follow its name (`MISSING`: there is no file); None: it may be.
+
+    `own`: it must have the right owner and mode.
+    """
     try:
-        digest = _digest(path)
-        recorded = read_text(_digest_of(path))
+        digest = _digest(path, own)
+        recorded = read_text(_digest_of(path), own)
     except _Untrusted as untrusted:
         return str(untrusted)
     if recorded is None:
@@ -50,10 +53,10 @@ def fault_of(path: Path) -> str | None:
     return None if recorded.split()[:1] == [digest] else "differs from its digest"
 
 
-def read_text(path: Path) -> str | None:
-    """The text of a small file with the right owner and mode; None if there is no such file."""
+def read_text(path: Path, own: bool = True) -> str | None:
+    """The text of a small file; None if there is no such file. `own`: it must have the right owner and mode."""
     try:
-        with _opened(path, MAX_TEXT_BYTES) as (fd, size):
+        with _opened(path, MAX_TEXT_BYTES, own) as (fd, size):
             return os.read(fd, size).decode()
     except (_Untrusted, UnicodeDecodeError):
         return None

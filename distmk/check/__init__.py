@@ -48,6 +48,7 @@ from distmk.check.thresholds import check_thresholds
 from distmk.check.turns import Turn, check_together, check_turn, shared_pieces, summarize
 from distmk.console import tell
 from distmk.errors import CheckError
+from distmk.gc_pause import no_collection
 from distmk.program.layout import Placed
 from distmk.program.program import Program
 from distmk.program.reader import ProgramTables, read_tables
@@ -69,6 +70,7 @@ class Verdict:
     seconds: float
 
 
+@no_collection()
 def check(program: Program, on_step: Callable[[], None] = lambda: None) -> Verdict:
     """Prove that `program` and the programs of its other row buckets are correct.
 

@@ -56,7 +56,7 @@ class EarlyStart:
         clock: VectorClock = self.clock(task).copy()
         for event, lag in self.before.signals.waits[task] if self._skips_waits[task] else ():
             if not lag and not any(producer in self.polls for producer in self.before.signals.producers[event]):
-                np.maximum(clock, self.before.acquired(event, 1), out=clock)
+                self.before.acquire(clock, event, 1)
         return clock
 
     def _behind(self, queue: Ints, index: int, rank: int) -> VectorClock:
@@ -84,7 +84,7 @@ class EarlyStart:
             np.maximum(clock, table[node], out=clock)
             clock[self.before.chain[node]] = 0  # other workers may still run their copies
         if self.before.signals.barriers:
-            np.maximum(clock, self.before.acquired(self.before.signals.barriers[rank], 1), out=clock)
+            self.before.acquire(clock, self.before.signals.barriers[rank], 1)
         return clock
 
 

@@ -44,6 +44,7 @@ class HappensBefore:
     def __init__(self, tables: ProgramTables, signals: Signals, accesses: Accesses, order: list[int]) -> None:
         """`order`: the tasks in an order in which an iteration can run them."""
         self.tables, self.signals, self.accesses, self.order = tables, signals, accesses, order
+        self.num_tasks = tables.num_tasks
         targets = accesses.targets
         owners = zip(tables.tasks.rank.tolist(), tables.tasks.worker.tolist(), strict=True)
         placements = [(rank, worker if worker >= 0 else None) for rank, worker in owners]
@@ -58,41 +59,58 @@ class HappensBefore:
         self.chain: list[int] = self.clocks.chain.tolist()
         self.position: list[int] = self.clocks.position.tolist()  # position of a node that is done
         self.early: list[int] = self.clocks.early.tolist()  # position of a node that has read and signaled by pushes
+        self._event_rank: list[int] = tables.event_rank.tolist()
         self._acquired: dict[tuple[int, int], VectorClock] = {}
         self._requirements: dict[tuple[tuple[int, ...], int], Requirement] = {}
         self._waiters: dict[tuple[int, int], Ints] = {}
         self._events_of: dict[tuple[int, int], list[int]] = defaultdict(list)  # by task and the event's rank
         for event, producers in signals.producers.items():
             for task in producers:
-                self._events_of[(task, int(tables.event_rank[event]))].append(event)
+                self._events_of[(task, self._event_rank[event])].append(event)
         self._run()
 
     def _run(self) -> None:
         """Compute the clocks of all nodes, in program order."""
         last: dict[int, int] = {}  # by chain: its last node
-        clocks, num_tasks, barriers = self.clocks, self.tables.num_tasks, self.signals.barriers
+        clocks, barriers, step = self.clocks, self.signals.barriers, self.signals.scheduler_step
+        table, chain, waits, may_idle = clocks.table, self.chain, self.signals.waits, self.accesses.may_idle
         for iteration in (0, 1):
+            first = iteration * self.num_tasks
             for task in self.order:
-                node = task + iteration * num_tasks
-                before = last.get(self.chain[node])
-                clock = clocks.table[node]
-                if before is not None:
-                    clock[:] = clocks.table[before]
-                if barriers and task != self.signals.scheduler_step:
-                    np.maximum(clock, self.acquired(barriers[self.rank_of[task]], iteration), out=clock)
-                if task in self.accesses.may_idle:
+                node = task + first
+                before = last.get(chain[node], -1)
+                clock = table[node]
+                if before >= 0:
+                    clock[:] = table[before]
+                # A task behind another one of its worker in this iteration has the barrier from that one.
+                if barriers and before < first and task != step:
+                    self.acquire(clock, barriers[self.rank_of[task]], iteration)
+                if task in may_idle:
                     clocks.settle_idle(node, clock)
-                for event, lag in self.signals.waits[task]:
+                for event, lag in waits[task]:
                     if lag <= iteration:
-                        np.maximum(clock, self.acquired(event, iteration - lag), out=clock)
-                clocks.settle(node, clock)
-                last[self.chain[node]] = node
+                        self.acquire(clock, event, iteration - lag)
+                clocks.settle(node)
+                last[chain[node]] = node
 
-    def acquired(self, event: int, iteration: int) -> VectorClock:
-        """The clock that a wait for `event` acquires."""
+    def acquire(self, clock: VectorClock, event: int, iteration: int) -> None:
+        """Raise `clock` by what a wait for `event` acquires."""
+        producers = self.signals.producers[event]
+        if len(producers) > 1:
+            np.maximum(clock, self._acquired_of_many(event, iteration), out=clock)
+            return
+        node = producers[0] + iteration * self.num_tasks
+        chain, is_push = self.chain[node], self._event_rank[event] in self.pushed[producers[0]]
+        behind = max(int(clock[chain]), self.early[node]) if is_push else 0
+        np.maximum(clock, self.clocks.when_signaled(node), out=clock)
+        if is_push:
+            clock[chain] = behind
+
+    def _acquired_of_many(self, event: int, iteration: int) -> VectorClock:
+        """The clock that a wait for an event of several producers acquires."""
         clock = self._acquired.get((event, iteration))
         if clock is None:
-            rank, first = int(self.tables.event_rank[event]), iteration * self.tables.num_tasks
+            rank, first = self._event_rank[event], iteration * self.num_tasks
             producers = self.signals.producers[event]
             early = [task + first for task in producers if rank in self.pushed[task]]
             done = [task + first for task in producers if rank not in self.pushed[task]]
@@ -106,7 +124,7 @@ class HappensBefore:
             if rank == READ:
                 known = Requirement(nodes, self.clocks.before_all((), nodes), [])
             else:
-                early = [node for node in nodes if rank in self.pushed[node % self.tables.num_tasks]]
+                early = [node for node in nodes if rank in self.pushed[node % self.num_tasks]]
                 done = [node for node in nodes if node not in early] if early else nodes
                 clock = self.clocks.before_all(done, early)
                 known = Requirement(nodes, clock, [(node, rank) for node in early])
@@ -115,7 +133,7 @@ class HappensBefore:
 
     def requirement_of_event(self, event: int) -> Requirement:
         """What `event` proves with its count of iteration 0: pushed data has landed; producers without pushes are done."""
-        rank = int(self.tables.event_rank[event])
+        rank = self._event_rank[event]
         nodes = self.signals.producers[event]
         done, pushes = [], []
         for task in nodes:
@@ -144,7 +162,7 @@ class HappensBefore:
             return False
         if rank == READ:
             return True
-        if rank not in self.pushed[other % self.tables.num_tasks]:
+        if rank not in self.pushed[other % self.num_tasks]:
             return False
         return self._landed(node, self.clocks.table[node] if clock is None else clock, other, rank)
 
@@ -154,7 +172,7 @@ class HappensBefore:
         """
         if self.clocks.happened(pusher, clock):
             return True
-        iteration, task = divmod(pusher, self.tables.num_tasks)
+        iteration, task = divmod(pusher, self.num_tasks)
         for event in self._events_of[(task, rank)]:
             if self._is_barrier_of(event, node, iteration):
                 return True
@@ -165,9 +183,9 @@ class HappensBefore:
 
     def _is_barrier_of(self, event: int, node: int, iteration: int) -> bool:
         """Whether `node` waited at `event` as its iteration barrier: a shortcut for the most frequent case."""
-        rank = self.rank_of[node % self.tables.num_tasks]
+        rank = self.rank_of[node % self.num_tasks]
         barriers = self.signals.barriers
-        return bool(barriers) and barriers[rank] == event and node // self.tables.num_tasks == iteration
+        return bool(barriers) and barriers[rank] == event and node // self.num_tasks == iteration
 
     def _waiters_of(self, event: int, iteration: int) -> Ints:
         """Nodes that start only after `event` has reached its count of `iteration`."""
@@ -188,5 +206,5 @@ class HappensBefore:
 
     def describe(self, node: int) -> str:
         """A task and its iteration, as text."""
-        iteration, task = divmod(node, self.tables.num_tasks)
+        iteration, task = divmod(node, self.num_tasks)
         return f"{self.tables.describe_task(task)} in {'the next' if iteration else 'an'} iteration"

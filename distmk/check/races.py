@@ -11,7 +11,7 @@ have happened by then.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from distmk.check.bounds import Span
@@ -60,96 +60,127 @@ class DividedWrite:
     versions: tuple[int, int] = (0, 0)
 
 
+class Location:
+    """The latest accesses to an allocation on a rank. `divided`: the last divided write, by begin and end."""
+
+    __slots__ = ("_last_writers", "_version", "divided", "rank", "readers", "writers")
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.readers, self.writers = rank, IntervalMap(), IntervalMap()
+        self.divided: dict[tuple[int, int], DividedWrite] = {}
+        self._last_writers: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._version = 0  # the version of `writers` for which `_last_writers` holds
+
+    def last_writers(self, begin: int, end: int) -> tuple[int, ...]:
+        """The nodes that last wrote any of these bytes."""
+        if self._version != self.writers.version:
+            self._last_writers, self._version = {}, self.writers.version
+        nodes = self._last_writers.get((begin, end))
+        if nodes is None:
+            entries = self.writers.overlapping(begin, end)
+            if len(entries) == 1 and len(entries[0].group.nodes) == 1:
+                return _nodes(entries[0].group)
+            nodes = tuple(sorted({node for entry in entries for node in entry.group.nodes}))
+            self._last_writers[(begin, end)] = nodes
+        return nodes
+
+    def divided_write(self, span: Span, iteration: int) -> DividedWrite | None:
+        """The divided write that `span` joins, if other owners have begun it and nothing has accessed the bytes since."""
+        divided = self.divided.get(span[2:4]) if span.owner is not None else None
+        if divided is None or span.owner in divided.owners:
+            return None
+        same = divided.iteration == iteration and divided.versions == (self.readers.version, self.writers.version)
+        return divided if same else None
+
+    def write(self, node: int, span: Span, iteration: int, may_idle: bool) -> None:
+        """Record a write by `node`."""
+        begin, end, owner = span.begin, span.end, span.owner
+        divided = None if owner is None else self.divided_write(span, iteration)
+        if divided is not None or may_idle:
+            self.writers.add(begin, end, Group([node]))
+        else:
+            if owner is not None:
+                before = [(READ, _nodes(entry.group)) for entry in self.readers.overlapping(begin, end)]
+                before += [(self.rank, _nodes(entry.group)) for entry in self.writers.overlapping(begin, end)]
+                divided = self.divided[(begin, end)] = DividedWrite(iteration, before)
+            self.readers.cut(begin, end)
+            self.writers.replace(begin, end, Group([node]))
+        if divided is not None:
+            divided.owners.add(owner)
+            divided.versions = self.readers.version, self.writers.version
+
+
 class _Races:
     """Replays the accesses in a possible order, and compares each with the latest accesses to the same bytes."""
 
     def __init__(self, before: HappensBefore, early: EarlyStart, findings: Findings) -> None:
         self.before, self.early, self.findings = before, early, findings
+        self.num_tasks, num_ranks = before.num_tasks, before.tables.num_ranks
         self.spans = [_to_compare(spans) for spans in before.accesses.spans]
-        self.readers: dict[int, IntervalMap] = defaultdict(IntervalMap)  # by location
-        self.writers: dict[int, IntervalMap] = defaultdict(IntervalMap)
-        self.divided: dict[tuple[int, int, int], DividedWrite] = {}  # the last one, by location, begin and end
+        self.locations = {span.location: Location(span.location % num_ranks) for span in before.accesses.distinct}
         self.num_pairs = 0
-        self._writers_of: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
 
     def run(self) -> int:
         """Compare the second iteration with itself and with the first.
 
         Comparing the first with itself would find the same races.
         """
-        num_tasks = self.before.tables.num_tasks
-        for task in self.before.order:
-            self._record(task, self.spans[task])
+        for task, spans in self._left_by_an_iteration():
+            self._record(task, 0, spans)
         for task in self.before.order:
             if self.findings.full:
                 break
-            self._check(task + num_tasks, self.spans[task])
-            self._record(task + num_tasks, self.spans[task])
+            self._check(task)
+            self._record(task, 1, self.spans[task])
         return self.num_pairs
 
-    def _record(self, node: int, spans: tuple[Span, ...]) -> None:
-        may_idle = node % self.before.tables.num_tasks in self.before.accesses.may_idle
-        for span in spans:
-            if span.write:
-                self._record_write(node, span, may_idle)
-        for span in spans:
-            if not span.write:
-                self.readers[span.location].add(span.begin, span.end, Group([node]))
+    def _left_by_an_iteration(self) -> Iterator[tuple[int, list[Span]]]:
+        """Every task with the accesses that the next iteration can still conflict with.
 
-    def _record_write(self, node: int, span: Span, may_idle: bool) -> None:
-        _, location, begin, end, *_ = span
-        readers, writers = self.readers[location], self.writers[location]
-        divided = self._divided_write(node, span)
-        if divided is None and not may_idle:
-            before = [(READ, _nodes(entry.group)) for entry in readers.cut(begin, end)]
-            before += [
-                (location % self.before.tables.num_ranks, _nodes(entry.group)) for entry in writers.cut(begin, end)
-            ]
-            if span.owner is not None:
-                divided = self.divided[span[1:4]] = DividedWrite(node // self.before.tables.num_tasks, before)
-        writers.add(begin, end, Group([node]))
-        if divided is not None and span.owner is not None:
-            divided.owners.add(span.owner)
-            divided.versions = readers.version, writers.version
+        An access is left out if a later task of the iteration overwrites just these bytes, because nothing is compared
+        with it after that. Locations in which a write need not overwrite what was there keep all accesses.
+        """
+        order, may_idle = self.before.order, self.before.accesses.may_idle
+        overwritten: dict[tuple[int, int, int], int] = {}  # by location, begin and end: position of the last write
+        keeping = {span.location for span in self.before.accesses.distinct if span.owner is not None}
+        keeping |= {span.location for task in may_idle for span in self.spans[task]}
+        for position, task in enumerate(order):
+            for span in self.spans[task]:
+                if span[0] and span[1] not in keeping:
+                    overwritten[span[1:4]] = position
+        for position, task in enumerate(order):
+            yield task, [span for span in self.spans[task] if overwritten.get(span[1:4], -1) <= position]
 
-    def _divided_write(self, node: int, span: Span) -> DividedWrite | None:
-        """The divided write that `node` joins, if other owners have begun it and nothing has accessed the bytes since."""
-        divided = self.divided.get(span[1:4]) if span.owner is not None else None
-        if divided is None or span.owner in divided.owners:
-            return None
-        versions = self.readers[span.location].version, self.writers[span.location].version
-        same = divided.iteration == node // self.before.tables.num_tasks and divided.versions == versions
-        return divided if same else None
-
-    def _check(self, node: int, spans: tuple[Span, ...]) -> None:
-        num_ranks, task = self.before.tables.num_ranks, node % self.before.tables.num_tasks
-        polls = self.early.polls.get(task, NO_POLLS)
-        start = self.early.write_clock(task) if polls and self.early.queued[task] else None
+    def _record(self, task: int, iteration: int, spans: Iterable[Span]) -> None:
+        node, may_idle, reads = task + iteration * self.num_tasks, task in self.before.accesses.may_idle, []
         for span in spans:
-            rank = span.location % num_ranks
-            if span.write:
-                # A task that resets polled bytes has received them, so their writers are done with them.
-                clock = None if span.resets and span[1:4] in polls else start
-                if divided := self._divided_write(node, span):
-                    for did, nodes in divided.before:
-                        self._compare(node, span, nodes, did, start)
-                    continue
-                for log, did, by in ((self.readers, READ, start), (self.writers, rank, clock)):
-                    for entry in log[span.location].overlapping(span.begin, span.end):
-                        self._compare(node, span, _nodes(entry.group), did, by)
+            if span[0]:
+                self.locations[span[1]].write(node, span, iteration, may_idle)
             else:
-                nodes = self._last_writers(span)
-                if nodes:
-                    self._compare(node, span, nodes, rank)
+                reads.append(span)
+        for span in reads:
+            self.locations[span[1]].readers.add(span[2], span[3], Group([node]))
 
-    def _last_writers(self, span: Span) -> tuple[int, ...]:
-        log = self.writers[span.location]
-        key = (span.location, span.begin, span.end, log.version)
-        nodes = self._writers_of.get(key)
-        if nodes is None:
-            entries = log.overlapping(span.begin, span.end)
-            nodes = self._writers_of[key] = tuple(sorted({node for entry in entries for node in entry.group.nodes}))
-        return nodes
+    def _check(self, task: int) -> None:
+        """Compare the accesses of a task in the second iteration."""
+        node, polls = task + self.num_tasks, self.early.polls.get(task, NO_POLLS)
+        start = self.early.write_clock(task) if polls and self.early.queued[task] else None
+        for span in self.spans[task]:
+            write, at, begin, end, _, resets, owner = span
+            location = self.locations[at]
+            if not write:
+                if nodes := location.last_writers(begin, end):
+                    self._compare(node, span, nodes, location.rank)
+            elif owner is not None and (divided := location.divided_write(span, 1)):
+                for did, nodes in divided.before:
+                    self._compare(node, span, nodes, did, start)
+            else:
+                for entry in location.readers.overlapping(begin, end):
+                    self._compare(node, span, _nodes(entry.group), READ, start)
+                # A task that resets polled bytes has received them, so their writers are done with them.
+                clock = None if resets and span[1:4] in polls else start
+                for entry in location.writers.overlapping(begin, end):
+                    self._compare(node, span, _nodes(entry.group), location.rank, clock)
 
     def _compare(
         self, node: int, span: Span, others: tuple[int, ...], did: int, clock: VectorClock | None = None

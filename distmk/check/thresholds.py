@@ -29,16 +29,14 @@ class Signals:
     barriers: tuple[int, ...]  # by rank: the event of its iteration barrier; empty without a scheduler step
 
 
-def firings(tables: ProgramTables, task: int) -> int:
-    """How often a task signals each of its triggers in an iteration.
+def firings(tables: ProgramTables) -> Ints:
+    """How often each task signals each of its triggers in an iteration: int64 [tasks].
 
     For a spread task every worker signals once. For a massive launch every scheduler signals once for each instance.
     """
-    if tables.tasks.spread[task]:
-        return tables.num_workers
-    if tables.tasks.launch[task] == LaunchKind.MASSIVE:
-        return int(tables.tasks.max_instances[task]) * tables.num_schedulers
-    return 1
+    tasks = tables.tasks
+    massive = np.where(tasks.launch == LaunchKind.MASSIVE, tasks.max_instances * tables.num_schedulers, 1)
+    return np.where(tasks.spread, tables.num_workers, massive)
 
 
 def check_thresholds(tables: ProgramTables, findings: Findings) -> Signals:
@@ -46,9 +44,10 @@ def check_thresholds(tables: ProgramTables, findings: Findings) -> Signals:
     totals = [0] * tables.num_events
     producers: dict[int, dict[int, None]] = defaultdict(dict)
     triggers = tables.triggers
-    for task, event, amount in _rows(triggers.task, triggers.event, triggers.amount):
+    times = firings(tables)[triggers.task]
+    for task, event, amount, num_firings in _rows(triggers.task, triggers.event, triggers.amount, times):
         if amount:
-            totals[event] += amount * firings(tables, task)
+            totals[event] += amount * num_firings
             producers[event][task] = None
     waits: list[list[tuple[int, int]]] = [[] for _ in range(tables.num_tasks)]
     waiters: dict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -24,9 +24,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--arch",
         action="append",
-        choices=tuple(ARCHITECTURES),
+        choices=(*ARCHITECTURES, "all"),
         metavar="ARCH",
-        help=f"architecture to compile for, once or several times: {', '.join(ARCHITECTURES)}",
+        help=f"architecture to compile for, once or several times: {', '.join(ARCHITECTURES)}, or all",
     )
     parser.add_argument(
         "--output",
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             built = built_cubin(architecture.name, own_types)
             show(f"{architecture.name:<8} {architecture.gpus:<18} {describe(built) if built else 'not compiled yet'}")
         return 0
-    wanted = list(dict.fromkeys(arguments.arch))
+    wanted = list(ARCHITECTURES if "all" in arguments.arch else dict.fromkeys(arguments.arch))
     with ThreadPoolExecutor(len(wanted)) as pool:
         cubins = pool.map(lambda architecture: build_cubin(architecture, own_types), wanted)
         for architecture, cubin in zip(wanted, cubins, strict=True):

@@ -65,8 +65,12 @@ class Tier:
     def cut(self, begin: int, end: int) -> list[Entry]:
         """Remove [begin, end), and return the entries that overlapped it. Their parts outside stay."""
         first, last = self.span(begin, end)
+        if first == last:
+            return []
         overlapping = self.entries[first:last]
-        if overlapping:
+        if len(overlapping) == 1 and overlapping[0].begin == begin and overlapping[0].end == end:
+            del self.entries[first], self.begins[first]
+        else:
             pieces = []
             if overlapping[0].begin < begin:
                 pieces.append(overlapping[0].piece(overlapping[0].begin, begin))
@@ -124,3 +128,14 @@ class IntervalMap:
         if len(self._tiers) == 1:
             return self._tiers[0].cut(begin, end)
         return [entry for tier in self._tiers for entry in tier.cut(begin, end)]
+
+    def replace(self, begin: int, end: int, group: Group) -> None:
+        """Remove [begin, end), and add an entry of exactly that interval. Most often the one that is there gets the group."""
+        tier = self._tiers[0]
+        at = bisect_left(tier.begins, begin)
+        if len(self._tiers) == 1 and at < len(tier.begins) and tier.begins[at] == begin and tier.entries[at].end == end:
+            self.version += 1
+            tier.entries[at].group = group
+        else:
+            self.cut(begin, end)
+            self.add(begin, end, group)

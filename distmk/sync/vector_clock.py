@@ -34,7 +34,7 @@ class VectorClocks:
     chain: int64 [nodes], the chain of a node.
     position, early: uint16 [nodes], the positions of a node on its chain; they are equal for a task that writes to at
       most one rank.
-    table: uint16 [nodes, chains], the clocks; zero until `settle`.
+    table: uint16 [nodes, chains], the clocks; zero at first, complete after `settle`.
     idle: by node, the clock that a signal of a task that may idle proves.
     """
 
@@ -116,7 +116,7 @@ class VectorClocks:
         """Whether `clock` knows that `node` is done."""
         return bool(clock[self.chain[node]] >= self.position[node])
 
-    def settle(self, node: int, clock: VectorClock) -> None:
-        """Store the clock of `node`: `clock`, which includes what the node waited for, and the node itself."""
+    def settle(self, node: int) -> None:
+        """Complete the clock of `node`, which includes what the node waited for, with the node itself."""
+        clock = self.table[node]
         clock[self.chain[node]] = max(clock[self.chain[node]], self.position[node])
-        self.table[node] = clock

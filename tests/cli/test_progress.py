@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +58,33 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a pipe, only what takes long speaks, the innermost first, and on stderr."""
+    """In a pipe, only what takes long speaks, at its start and its end, the innermost first, and on stderr."""
     monkeypatch.setattr("sys.stderr", stderr := FakeStream(is_terminal=False))
     with progress.progress("loading") as outer:
         outer.expect(8, "B")
         outer.add(2)
         with progress.progress("short"):
             pass
-        with progress.progress("compiling"):
-            stderr.wait_for("compiling ...\n")
+        with progress.progress("compiling", usually="1 to 3 minutes"):
+            stderr.wait_for("distmk: compiling ... (usually 1 to 3 minutes)\n")
+            time.sleep(0.4)  # longer than a repetition takes
         stderr.wait_for("distmk: loading ... 25 %, ")
+    with suppress(UsageError), progress.progress("what fails"):
+        stderr.wait_for("what fails ...\n")
+        raise UsageError("says itself that it is over")
     with progress.progress("another stage of all ranks", shown=False):
         time.sleep(0.1)
     monkeypatch.setenv("DISTMK_PROGRESS", "0")
     with progress.progress("switched off"):
         time.sleep(0.1)
-    lines = [line for line in stderr.frames() if line]
-    assert any(line.endswith("s so far") for line in lines) and capsys.readouterr().out == ""
-    assert all(line.startswith(("distmk: compiling ...", "distmk: loading ...")) for line in lines), lines
+    lines = [re.sub("[0-9]+ s", "N s", line) for line in stderr.frames() if line]
+    assert lines[:3] == [
+        "distmk: compiling ... (usually 1 to 3 minutes)",
+        "distmk: compiling: done in N s",
+        "distmk: loading ...",
+    ]
+    assert lines[-2:] == ["distmk: loading: done in N s", "distmk: what fails ..."]
+    assert set(lines[3:-2]) == {"distmk: loading ... 25 %, N s so far"} and capsys.readouterr().out == ""
 
 
 def test_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,8 +94,8 @@ def test_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         outer.expect(4_000_000, "B")
         outer.add(1_000_000)
         terminal.wait_for("loading the weights:  25%|")
-        with progress.progress("compiling"):
-            terminal.wait_for("compiling: 00:")
+        with progress.progress("compiling", usually="1 to 3 minutes"):
+            terminal.wait_for("distmk: compiling (0 s so far; usually 1 to 3 minutes)")
             tell("a warning")
         outer.add(1_000_000)
         terminal.wait_for("loading the weights:  50%|")
@@ -94,7 +105,8 @@ def test_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert not any("compiling" in frame and "loading" in frame for frame in frames)
     with progress.progress("reading what is typed", bar=False):
         terminal.wait_for("distmk: reading what is typed ...\n")
-    assert "\r" not in terminal.getvalue() and terminal.frames()
+        time.sleep(0.2)
+    assert terminal.frames() == ["distmk: reading what is typed ...", ""]
     leave_to_rank_0()
     with progress.progress("another rank"):
         time.sleep(0.1)

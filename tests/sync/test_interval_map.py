@@ -10,21 +10,24 @@ SIZE = 12
 
 
 def test_entries_cover_what_was_added(rng: np.random.Generator) -> None:
-    """Intervals added and cut at random: each element keeps the nodes since it was last cut."""
+    """Intervals added, cut and replaced at random: each element keeps the nodes since it was last cut or replaced."""
     for _ in range(50):
         log, elements = IntervalMap(), [set[int]() for _ in range(SIZE)]
         for node in range(40):
             begin, end = sorted(rng.choice(SIZE + 1, 2, replace=False).tolist())
-            cuts, version = rng.random() < 0.3, log.version
-            found = log.cut(begin, end) if cuts else log.overlapping(begin, end)
+            what, version = rng.choice(["add", "cut", "replace"], p=[0.5, 0.25, 0.25]), log.version
+            found = log.cut(begin, end) if what == "cut" else log.overlapping(begin, end)
             assert all(entry.begin < end and begin < entry.end for entry in found)
             for element in range(begin, end):
                 nodes = [n for entry in found if entry.begin <= element < entry.end for n in entry.group.nodes]
                 assert sorted(nodes) == sorted(elements[element]), f"element {element} of [{begin}, {end})"
-            if not cuts:
+            if what == "add":
                 log.add(begin, end, Group([node], shared=rng.random() < 0.5))
+            if what == "replace":
+                log.replace(begin, end, Group([node], shared=rng.random() < 0.5))
+                assert [entry.group.nodes for entry in log.overlapping(begin, end)] == [[node]]
             for element in range(begin, end):
-                elements[element] = set() if cuts else elements[element] | {node}
+                elements[element] = {"add": elements[element] | {node}, "cut": set(), "replace": {node}}[str(what)]
             assert log.version > version
 
 

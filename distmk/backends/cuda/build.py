@@ -26,6 +26,10 @@ from distmk.tasks.own_types import packages_of
 FLAGS = ("-std=c++17", "-O3", "-ftz=true", "-rdc=true", "--expt-relaxed-constexpr", "-lineinfo")
 KERNEL = "distmk_megakernel"
 
+# Kernels of a wheel that was built with them (`distmk.packaging`). They are trusted as the package's own code is, so that their
+# owner and mode do not matter.
+PACKAGED = Path(__file__).parents[2] / "_kernels"
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -65,7 +69,8 @@ class Report:
     def of(cubin: Path) -> Report | None:
         """The report beside the kernel at `cubin`, if there is one."""
         try:
-            return Report(**json.loads(read_text(cubin.with_suffix(".json")) or ""))
+            text = read_text(cubin.with_suffix(".json"), own=cubin.parent != PACKAGED)
+            return Report(**json.loads(text or ""))
         except (ValueError, TypeError):
             return None
 
@@ -85,8 +90,8 @@ def architecture_of(capability: tuple[int, int]) -> str:
 def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
     """The path of the kernel for `architecture` with these registered task types.
 
-    The kernel is taken from DISTMK_CUBIN_DIR, else from the cache, else compiled into the cache. Without a toolchain, a
-    cached kernel that other tools made from the same sources is good enough.
+    The kernel is taken from DISTMK_CUBIN_DIR, else from the package, else from the cache, else compiled into the cache.
+    Without a toolchain, a cached kernel that other tools made from the same sources is good enough.
 
     BuildError: the architecture is not supported, nvcc or NVSHMEM is needed and missing, or the sources do not compile.
     """
@@ -94,8 +99,9 @@ def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
         raise BuildError(f"architecture {architecture} is not supported; choose one of {', '.join(ARCHITECTURES)}")
     given, own = env.cubin_dir(), own_sources(own_types, "device")
     refused: list[str] = []
-    if given and (cubin := find_cubin(architecture, given, refused, own)):
-        return cubin
+    for folder in filter(None, (given, PACKAGED)):
+        if cubin := find_cubin(architecture, folder, refused, own):
+            return cubin
     try:
         toolchain = find_toolchain()
     except BuildError as error:
@@ -113,7 +119,8 @@ def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
         ".cubin",
         key,
         lambda scratch: compile_cubin(toolchain, architecture, scratch, own=own),
-        f"the kernel for {architecture}{' with ' if own else ''}{', '.join(own_types)} (once)",
+        f"the kernel for {architecture}{' with ' if own else ''}{', '.join(own_types)}",
+        usually="1 to 3 minutes",
     )
 
 
@@ -125,11 +132,12 @@ def find_cubin(
     `refused` collects what is wrong with the folder, and with kernels that may not be loaded (`cache_files`).
     """
     refused = [] if refused is None else refused
-    if fault := folder_fault(folder):
+    is_packaged = folder == PACKAGED
+    if not is_packaged and (fault := folder_fault(folder)):
         refused.append(f"{folder} {fault}")
         return None
     for path in sorted(folder.glob(f"{_name(architecture, own)}-*.cubin"), key=_age):
-        if fault := fault_of(path):
+        if fault := fault_of(path, own=not is_packaged):
             refused.append(f"{path} {fault}")
         else:
             return path
@@ -141,9 +149,11 @@ def _age(path: Path) -> float:
 
 
 def built_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path | None:
-    """The kernel for `architecture` with these types in DISTMK_CUBIN_DIR or the cache, if there is one."""
-    folders, own = [folder for folder in (env.cubin_dir(), env.cache_dir()) if folder], own_sources(own_types, "device")
-    return next((cubin for folder in folders if (cubin := find_cubin(architecture, folder, own=own))), None)
+    """The kernel for `architecture` with these types in DISTMK_CUBIN_DIR, the package or the cache, if there is one."""
+    folders, own = (env.cubin_dir(), PACKAGED, env.cache_dir()), own_sources(own_types, "device")
+    return next(
+        (cubin for folder in filter(None, folders) if (cubin := find_cubin(architecture, folder, own=own))), None
+    )
 
 
 def copy_cubin(cubin: Path, folder: Path) -> Path:

@@ -94,7 +94,7 @@ def build(extra_flags: Sequence[str] = (), own_types: Sequence[str] = ()) -> Pat
 
     `own_types`: the registered types that the library has. BuildError: it does not compile.
     """
-    flags, what = [*FLAGS, *extra_flags], "the host runtime (once)"
+    flags, what = [*FLAGS, *extra_flags], "the host runtime"
     own = own_sources(own_types, "host")
     if own is None:
         return build_sources("host", ".so", [*flags, "-shared"], host_sources(), what=what)
@@ -114,7 +114,7 @@ def build_emulator(extra_flags: Sequence[str] = (), tool: str | None = None, own
     own = own_sources(own_types, "device")
     kernel = {EMULATED_KERNEL: translation_unit(own)}
     if tool is None:
-        what = f"the emulator{' with ' if own else ''}{', '.join(own_types)} (once)"
+        what = f"the emulator{' with ' if own else ''}{', '.join(own_types)}"
         flags += OWN_LINK_FLAGS if own else ["-shared"]
         return build_sources("emulator", ".so", flags, sources, headers, kernel, what, own)
     tool_source = csrc_dir() / "tools" / f"{tool}.cpp"
@@ -159,7 +159,7 @@ def build_sources(
             own.write(scratch)
         return _compile(compiler, flags, sources, objects, scratch, own.bodies if own else ())
 
-    return cached(name, suffix, key, make, what)
+    return cached(name, suffix, key, make, what, usually="less than a minute")
 
 
 def _version(compiler: str) -> list[str]:
