@@ -42,7 +42,7 @@ Settings = Mapping[str, str | list[str]]
 # The wheel holds no code for CPUs. The tag names the hosts for which kernels and their NVSHMEM are made.
 PLATFORM = "manylinux_2_17_x86_64"
 SOURCES = ("distmk", "csrc", "examples", "pyproject.toml", "LICENSE", "README.md")
-KERNELS = Path("distmk", "_kernels")  # where `distmk.backends.cuda.build` looks
+KERNELS = Path("distmk", "gpu-kernels")  # where `distmk.backends.cuda.build` looks
 
 
 def get_requires_for_build_wheel(config_settings: Settings | None = None) -> list[str]:

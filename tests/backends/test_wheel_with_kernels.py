@@ -51,7 +51,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-c", BUILD]
     done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert machine.num_calls() == 2 and not (package / "distmk" / "_kernels").exists()
+    assert machine.num_calls() == 2 and not (package / "distmk" / "gpu-kernels").exists()
     return machine.folder / done.stdout.split()[-1]
 
 
@@ -61,7 +61,8 @@ def environment(wheel: Path) -> Path:
     folder = wheel.parent / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
     command = [sys.executable, "-m", "pip", "--quiet", "--python", str(folder), "install", "--no-deps", "--no-index"]
-    subprocess.run([*command, str(wheel)], check=True, timeout=120)
+    elsewhere = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # where pip finds distmk
+    subprocess.run([*command, str(wheel)], check=True, timeout=120, env=elsewhere)
     return folder / "bin" / "python"
 
 
@@ -85,7 +86,7 @@ def test_name_and_files(wheel: Path) -> None:
     """A wheel for one platform and any Python, with two kernels that pip can check."""
     assert wheel.name.endswith(f"-py3-none-{wheel_backend.PLATFORM}.whl")
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if name.startswith("distmk/_kernels/")]
+        names = [name for name in archive.namelist() if name.startswith("distmk/gpu-kernels/")]
         record = archive.read(next(name for name in archive.namelist() if name.endswith("/RECORD"))).decode()
     assert sorted(Path(name).suffix for name in names) == sorted([".cubin", ".json", ".sha256"] * 2)
     assert all(f"{name},sha256=" in record for name in names)
@@ -94,7 +95,7 @@ def test_name_and_files(wheel: Path) -> None:
 def test_kernels_are_found_without_a_compiler(installed: Installed) -> None:
     for architecture in ("sm_80", "sm_90a"):
         finished = installed.build("--arch", architecture)
-        assert finished.status == 0 and finished.stdout.split()[1].startswith(f"{installed.package / '_kernels'}/cuda-")
+        assert finished.status == 0 and finished.stdout.split()[1].startswith(f"{installed.package / 'gpu-kernels'}/cuda-")
         assert "168 registers" in finished.stdout
     assert not Path(installed.env["DISTMK_CACHE"]).exists()
     assert_one_line(installed.build("--arch", "sm_100a"), "no kernel for sm_100a of this version", "no nvcc")
@@ -104,7 +105,7 @@ def test_kernels_are_found_without_a_compiler(installed: Installed) -> None:
 
 def test_kernels_of_other_sources_and_damaged_ones_are_not_used(installed: Installed) -> None:
     """What others may write is used: so is the package's code."""
-    kernel = next((installed.package / "_kernels").glob("cuda-sm_90a-*.cubin"))
+    kernel = next((installed.package / "gpu-kernels").glob("cuda-sm_90a-*.cubin"))
     source = installed.package / "_csrc" / "device" / "core" / "pipeline.cuh"
     text = source.read_text()
     kernel.chmod(0o666)

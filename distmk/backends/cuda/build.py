@@ -28,7 +28,7 @@ KERNEL = "distmk_megakernel"
 
 # Kernels of a wheel that was built with them (`distmk.packaging`). They are trusted as the package's own code is, so that their
 # owner and mode do not matter.
-PACKAGED = Path(__file__).parents[2] / "_kernels"
+PACKAGED = Path(__file__).parents[2] / "gpu-kernels"
 
 
 @dataclass(frozen=True)
