@@ -29,7 +29,7 @@ elif [ $# -eq 0 ]; then
   trap 'kill "$MYPY" 2>/dev/null || true; rm -f "$TYPES"' EXIT
   mypy >"$TYPES" 2>&1 &
   MYPY=$!
-  # Three modules at a time, as tests of several processes mostly wait; in their order, in which those with many short tests are last.
+  # Three modules at a time, as tests of several processes mostly wait. In their order, those with many short tests are last.
   set -- -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 fi
 say "pytest"
