@@ -44,7 +44,8 @@ class RequestSeeds:
 
 @dataclass(frozen=True)
 class InputProcessor:
-    """Makes requests for one model: the only place where prompts are encoded and token ids checked. Threads may share it.
+    """Makes requests for one model: here prompts are encoded, and token ids checked against vocabulary and context. Threads may
+    share it.
 
     `no_tokenizer`: what to say of a prompt of text if there is no tokenizer. `eos_ids`: the model's end tokens.
     `sampling_defaults`: see `generation_config`. `seeds`: for requests without a seed of their own.

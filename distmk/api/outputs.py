@@ -62,7 +62,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether the completion ended of itself: by an end token, or at its full length."""
+        """Whether all completions ended by themselves (finish reason stop or length), and none was cancelled."""
         return all(output.finish_reason in ("stop", "length") for output in self.outputs)
 
 

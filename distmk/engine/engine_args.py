@@ -42,13 +42,13 @@ class EngineArgs:
 
     `max_model_len`: tokens of the longest sequence. None: the model's own context, or as much of it as one sequence has memory
     for; models with LongRoPE or dynamic NTK take the length of pretraining.
-    `max_num_seqs`: sequences that run at once, 1 to 128, and no more than an iteration carries tokens. None: 128 on GPUs, 16
-    without; there more are slower.
+    `max_num_seqs`: sequences that run at once, 1 to 128, and no more than an iteration carries tokens. None: 128 on GPUs
+    whose iterations carry so many, else 16; there more are slower.
     `max_num_batched_tokens`: tokens of an iteration, 16 to 512. A token of one sequence waits for the prompt of another for one
-    such iteration at most. None: 512, or 16 with a trace or schedulers of their own, across hosts, and on GPUs before Hopper.
+    such iteration at most. None: 512, or 16 where the row buckets allow no more (`backends.defaults.choose_row_buckets`).
     `gpu_memory_utilization`: share of each GPU's memory (of the host's, without GPUs) for weights and KV cache, of all ranks on
     it. The cache serves running sequences, so it never takes more than `max_num_seqs` sequences of `max_model_len` tokens.
-    When all its pages are in use, the youngest request is put back, and goes on later. `num_gpu_blocks_override`: its number of
+    When all its pages are in use, the request that was admitted last is put back, and goes on later. `num_gpu_blocks_override`: its number of
     pages of 16 tokens, instead.
     `enable_prefix_caching`: a prompt that begins as an earlier one did reuses that one's keys and values. It waits for them if
     the other prompt is about to compute most of what both need.

@@ -107,10 +107,10 @@ class Request:
         if self.is_submitted:
             raise UsageError("a request is being served already; make another one for each call")
         self.is_submitted, self.deliver = not self.is_over, deliver
-        self.put_back()
+        self.wait()
 
-    def put_back(self) -> None:
-        """It waits again: a launch had no pages for it."""
+    def wait(self) -> None:
+        """It waits for an entry: it is new, or a launch had no pages left for it."""
         self.waiting_since_s = time.monotonic()
         self.entry, self.launch_id, self.has_begun, self.is_cancelled = None, -1, False, False
         self.hashed, self.prefix_reader = PageDigests(), None

@@ -87,7 +87,7 @@ class RequestTable:
         if finish is FinishReason.PREEMPTED:
             self._counters.num_preemptions += 1
             if not request.is_cancelled and not was_over:  # by a command that found nothing
-                request.put_back()
+                request.wait()
                 self._waiting.appendleft(request)
                 return
         if output is not None:

@@ -22,7 +22,7 @@ _SEEDS = (-(1 << 63), (1 << 63) - 1)
 @takes_absent(SAMPLING)
 @dataclass
 class SamplingParams:
-    """How the tokens of a completion are chosen, and where it ends. Names and ranges as in vLLM. UsageError: a wrong value.
+    """How the tokens of a completion are chosen, and where it ends. Names are vLLM's, defaults differ. UsageError: a wrong value.
 
     Values may be changed: they are checked again when a request is made, which keeps a copy.
 
@@ -32,8 +32,8 @@ class SamplingParams:
     all) are kept, then the fewest whose probabilities sum up to `top_p`, then every token with at least `min_p` of the
     highest probability. `seed` (None: one that the engine's seed gives): a token's random number follows from seed, position
     and token id alone. A request with a seed gives the same text when it is repeated, alone or in company, but for rounding.
-    Rounding seldom matters while up to 16 such requests run at once, and never with `LLM(deterministic=True)`. Before that,
-    logits are changed: `logit_bias` is added by token id; `presence_penalty` is taken off once, and `frequency_penalty` as
+    Rounding seldom matters while up to 16 such requests run at once, and never with `LLM(deterministic=True)`. Before the
+    softmax, logits are changed: `logit_bias` is added by token id; `presence_penalty` is taken off once, and `frequency_penalty` as
     often as the token was generated; `repetition_penalty` divides positive logits, and multiplies others, of tokens of the
     prompt or the completion. `LLM` takes biases of up to 300 tokens, and with `min_tokens` up to 84 end and stop tokens.
 

@@ -1,4 +1,4 @@
-"""Tool calls in a conversation: their arguments as the object that templates read, whatever form a client sent."""
+"""Tool calls that a client sends in a conversation: their arguments become the object that templates read."""
 
 from __future__ import annotations
 
