@@ -1,4 +1,4 @@
-"""The fast run has a few cases of every test that starts no process, and what is marked `fast`."""
+"""The fast run has a few cases of every test that starts no process, and all tests marked `fast`."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_a_second_signal_ends_at_once() -> None:
 @pytest.mark.parametrize("busy", [False, True])
 def test_an_engine_that_ends(busy: bool) -> None:
     """Requests under way say so, /health does too, and the server ends with the engine's error."""
-    with served(FakeEngine(tick_s=0.01), watch_s=0.1, engine_error_s=0.6) as server:
+    with served(FakeEngine(tick_s=0.01), watch_s=0.1, engine_error_s=2.0) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         ask = {"model": MODEL, "prompt": "the", "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
         if busy:
@@ -165,7 +165,7 @@ def test_an_engine_that_ends(busy: bool) -> None:
         assert "rank 1 was lost" in server.http.get("/health").json()["error"]["message"]
         with pytest.raises(openai.InternalServerError, match="rank 1 was lost"):
             client.completions.create(**ask)
-        assert server.ended.wait(5)
+        assert server.ended.wait(10)
         assert server.state.engine_error is LOST
         assert server.state.num_sequences == 0
 

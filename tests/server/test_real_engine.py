@@ -10,6 +10,7 @@ import openai
 import pytest
 from support.chat_model import write_chat_model
 from support.chat_templates import CHATML
+from support.fake_engine import until
 from support.served import MODEL, Served, served
 
 import distmk
@@ -205,4 +206,6 @@ def test_a_client_that_leaves(client: openai.OpenAI, server: Served) -> None:
     next(iter(stream))
     stream.close()
     server.settled()
-    assert metric(server, 'vllm:request_success_total{engine="0",finished_reason="abort"') >= 1
+    aborted = 'vllm:request_success_total{engine="0",finished_reason="abort"'
+    until(lambda: aborted in server.http.get("/metrics").text)
+    assert metric(server, aborted) >= 1

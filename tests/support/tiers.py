@@ -1,4 +1,4 @@
-"""Which tests `bash scripts/test.sh fast` runs: those that start no process, a few cases of each, and those marked `fast`."""
+"""Tests of `bash scripts/test.sh fast`: a few cases of every test that starts no process, and all tests marked `fast`."""
 
 from __future__ import annotations
 
