@@ -4,6 +4,10 @@
 //
 // A is in registers, as for multiply() of ptx.cuh. Warp w of the warpgroup has rows 16 w to 16 w + 15. Its acc[4 n] to
 // acc[4 n + 3] are the registers c for tokens 8 n to 8 n + 7.
+//
+// B is a slot in shared memory of N rows of 64 columns. A slot begins at a multiple of 1024 bytes, and the 16-byte
+// chunk c of row r is stored as chunk c ^ r % 8. `step` is one of the slot's four steps of 16 columns. multiply_rows()
+// takes B[k, n] in such slots; multiply_shared() also takes A[m, k] from one.
 #pragma once
 #include "platform/device.h"
 

@@ -52,7 +52,7 @@ struct RankState {
   Transport* transport = nullptr;                // null: every rank is peer-mapped
   const Batch* cached_batch = nullptr;           // copy of the batch in shared memory; null: read the heap's
   const uint64_t* num_cached_batches = nullptr;  // 2 * number of cached batches, + 1 if the last one says stop
-  JitRing* local_ring = nullptr;                 // the worker's ring, if it shares memory with its scheduler
+  JitRing* local_ring = nullptr;  // the worker's ring in shared memory beside its scheduler; null: in the heap
 
   DISTMK_FN RankState(const LaunchParams* launch, uint64_t* fault_counter)
       : RankState(launch, fault_counter, reinterpret_cast<const ProgramHeader*>(launch->program),

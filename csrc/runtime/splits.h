@@ -26,8 +26,8 @@ DISTMK_FN uint32_t max_fused_splits(uint32_t max_kv_splits) {
 }
 
 // Number of splits of each run. All runs share a budget in proportion to the positions that they see, so that all
-// splits are about equally long and no worker has two. A split has at least `min_kv_split_len` positions. All lanes of
-// a warp call this together.
+// splits are about equally long and no worker has two. A run has at most ceil(length / min_kv_split_len) splits. All
+// lanes of a warp call this together.
 class Splits {
  public:
   template <class Args>  // of attention or of a combine

@@ -63,7 +63,7 @@ DISTMK_FN bool batch_arrived(const RankState& state, uint64_t iteration, const T
 }
 
 // Whether the iteration may start on this rank. Its batch metadata must have arrived; a program without a batch runs
-// the launch's fixed number of iterations. In a worker CTA only the dispatcher polls the heap (TaskList::poll_batch)
+// the launch's fixed number of iterations. In a worker CTA only the dispatcher polls the heap (CachedTasks::List)
 // and caches the batch; the other warps wait for the cached copy.
 DISTMK_FN IterationBarrier iteration_barrier_state(const RankState& state, uint64_t iteration, const Team& team) {
   const ProgramHeader& program = *state.program;

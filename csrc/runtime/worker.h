@@ -18,7 +18,8 @@ struct Action {
   TaskView task;
 };
 
-// Whether a body may be entered before its task's waits are met, because it calls inputs_ready() itself.
+// Whether a body may be entered before its task's waits are met, because it waits for its inputs itself: by
+// inputs_ready(), or by polling them (begin_polling()).
 DISTMK_FN constexpr bool begins_early(uint16_t type) {
   return StartSignal::EARLY && (polls_inputs(type) || has_prologue(type));
 }
@@ -199,8 +200,8 @@ class Worker {
 };
 
 // Runs an action's task by `body(context)`: one instance if the task was dispatched, all of this worker's instances if
-// it is spread. With `early` the body may be entered before its inputs are ready and calls inputs_ready() itself.
-// Returns false if the launch ended, or the task was revoked, before its inputs were ready.
+// it is spread. With `early` the body may be entered before its inputs are ready, and waits for them or polls them
+// itself. Returns false if the launch ended, or the task was revoked, before its inputs were ready.
 template <class Body>
 DISTMK_FN bool run_action(Context& context, const Action& action, const StartSignal& start, bool early,
                           const Body& body) {

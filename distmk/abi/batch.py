@@ -25,7 +25,7 @@ class Batch(ctypes.Structure):
     """Batch metadata of an iteration, put to every rank by rank 0's scheduler.
 
     num_reset_rows: the larger row count of this iteration and the one before. The writer of a Lamport vector resets that
-    many rows of the buffer that it used last.
+    many rows of an older buffer of the rotation (distmk/lower/rotating.py).
     stop: 0 while the program goes on; 1 at the end of the launch; ENDS_TURN + p if program p has the next turn.
     num_job_rows, num_job_runs: counts of the `JobBatch` that begins with this batch; 0 in a slab iteration.
     """

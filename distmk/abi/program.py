@@ -9,13 +9,17 @@ from distmk.abi.values import TASK_ARGS_BYTES
 
 
 class Wait(ctypes.Structure):
-    """Met in iteration i once the event has reached `count * (i + 1 - lag)`. system: peers signal the event, too."""
+    """Met in iteration i once the event has reached `count * (i + 1 - lag)`. system: 1 if a producer of the event is on
+    another rank.
+    """
 
     _fields_ = [("event", c_uint32), ("count", c_uint32), ("lag", c_uint32), ("system", c_uint32)]
 
 
 class Trigger(ctypes.Structure):
-    """Adds `amount` to `event` on `rank` when the task is done. system: other ranks signal the event, too."""
+    """Adds `amount` to `event` on `rank` when the task is done. system: 1 if a producer of the event is on
+    another rank than the event.
+    """
 
     _fields_ = [("event", c_uint32), ("rank", c_uint32), ("amount", c_uint32), ("system", c_uint32)]
 

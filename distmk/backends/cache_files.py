@@ -2,7 +2,8 @@
 
 A damaged library kills the process that loads it, and a file that a stranger may write is the stranger's code. So a
 file is loaded only if it is regular, belongs to this user or to root, cannot be written by others, and has the SHA-256
-digest in the file beside it (suffix .sha256, as `sha256sum` writes it). The folder must have the same owner and mode.
+digest in the file beside it (suffix .sha256, as `sha256sum` writes it). The
+same rule of owner and mode holds for the folder.
 """
 
 from __future__ import annotations

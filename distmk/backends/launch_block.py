@@ -104,9 +104,9 @@ class LaunchBlock:
     trace_counts: npt.NDArray[np.uint64]
     counts: HostCounts = field(default_factory=HostCounts)
     num_commands: int = 0  # written so far
-    prefixes_address: int = 0  # address at which the batcher finds `prefixes`; the same for `pages` and `biases`
-    pages_address: int = 0
-    biases_address: int = 0
+    prefixes_address: int = 0  # address at which the batcher finds `prefixes`
+    pages_address: int = 0  # that of `pages`; 0: none
+    biases_address: int = 0  # that of `biases`
 
     @staticmethod
     def of(spec: LaunchSpec, program: RankProgram, others: Sequence[RankProgram] = ()) -> LaunchBlock:

@@ -63,8 +63,8 @@ class EarlyStart:
         """The clock of a worker that has come to position `index` of its queue.
 
         The worker knows the earlier tasks of its queue, what its copies of spread tasks waited for, and the iteration
-        barrier. The last task (with deep lookahead the last two) is known only to be done, if it may be done before its
-        waits are met.
+        barrier. Less is known of the last task (with deep lookahead the last two), if it belongs to the same iteration
+        and may be done before its waits are met: only that it is done, and nothing of a spread task.
         """
         table, num_tasks, spread = self.before.clocks.table, self.tables.num_tasks, self.tables.tasks.spread
         clock: VectorClock = np.zeros_like(table[0])

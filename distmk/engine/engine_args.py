@@ -48,8 +48,8 @@ class EngineArgs:
     such iteration at most. None: 512, or 16 where the row buckets allow no more (`backends.defaults.choose_row_buckets`).
     `gpu_memory_utilization`: share of each GPU's memory (of the host's, without GPUs) for weights and KV cache, of all ranks on
     it. The cache serves running sequences, so it never takes more than `max_num_seqs` sequences of `max_model_len` tokens.
-    When all its pages are in use, the request that was admitted last is put back, and goes on later. `num_gpu_blocks_override`: its number of
-    pages of 16 tokens, instead.
+    When all its pages are in use, the request that was admitted last is put back, and goes on later.
+    `num_gpu_blocks_override`: its number of pages of 16 tokens, instead.
     `enable_prefix_caching`: a prompt that begins as an earlier one did reuses that one's keys and values. It waits for them if
     the other prompt is about to compute most of what both need.
 

@@ -31,11 +31,12 @@ class SamplingParams:
     The distribution is the softmax of logits / `temperature` (0: the best token). The `top_k` most probable tokens (0 or -1:
     all) are kept, then the fewest whose probabilities sum up to `top_p`, then every token with at least `min_p` of the
     highest probability. `seed` (None: one that the engine's seed gives): a token's random number follows from seed, position
-    and token id alone. A request with a seed gives the same text when it is repeated, alone or in company, but for rounding.
-    Rounding seldom matters while up to 16 such requests run at once, and never with `LLM(deterministic=True)`. Before the
-    softmax, logits are changed: `logit_bias` is added by token id; `presence_penalty` is taken off once, and `frequency_penalty` as
-    often as the token was generated; `repetition_penalty` divides positive logits, and multiplies others, of tokens of the
-    prompt or the completion. `LLM` takes biases of up to 300 tokens, and with `min_tokens` up to 84 end and stop tokens.
+    and token id alone. A request with a seed gives the same text when it is repeated, alone or in company, but for
+    rounding. Rounding seldom matters while up to 16 such requests run at once, and never with
+    `LLM(deterministic=True)`. Before the softmax, logits are changed: `logit_bias` is added by token id;
+    `presence_penalty` is taken off once, and `frequency_penalty` as often as the token was generated;
+    `repetition_penalty` divides positive logits, and multiplies others, of tokens of the prompt or the completion.
+    `LLM` takes biases of up to 300 tokens, and with `min_tokens` up to 84 end and stop tokens.
 
     The end: a token of `stop_token_ids` or of the model (not with `ignore_eos`), or a text of `stop`, which may be a special
     token. The completion does not show it (unless `include_stop_str_in_output`); none of them ends it before `min_tokens`

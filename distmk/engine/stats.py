@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Requests, KV memory and work of an engine. Counts of iterations, tokens, preemptions and hits are totals since it started."""
+    """Requests, KV memory and work of an engine. Iterations, tokens, preemptions and hits are totals since its start."""
 
     num_running: int  # sequences in the batch
     num_waiting: int  # sequences that wait for a slot, for pages, or for a launch

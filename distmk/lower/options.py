@@ -45,7 +45,8 @@ class DecodeOptions:
     page_size: KV cache positions of a page, a power of two.
     num_pages: KV cache pages of all sequences, at least enough for one sequence of `max_model_len`; 0: enough for
       `max_seqs` of these.
-    max_kv_splits, min_kv_split_len: the most splits of a sequence's KV positions, and the fewest positions of a split.
+    max_kv_splits, min_kv_split_len: the most splits of a sequence's KV positions. A sequence gets at most one split per
+      min_kv_split_len positions, rounded up.
     deterministic: the arithmetic of a row depends neither on other rows nor on how its prompt is divided. There is only
       the bucket of MAX_ROWS, and a sequence is divided into splits of `fixed_split_len` positions.
     keep_logits: store the logits of all sampled rows, not only of the rows whose sampling needs them.

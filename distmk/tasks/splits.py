@@ -136,7 +136,7 @@ class AttentionShape:
     max_pages: int  # pages of one sequence
     num_pages: int  # pages of the cache
     max_kv_splits: int
-    min_kv_split_len: int  # fewest positions of a split; fixed splits have exactly as many
+    min_kv_split_len: int  # at most one split for each so many positions, rounded up; the length of fixed splits
     num_workers: int
     num_slots: int = MAX_ROWS  # rows of the page table
     window: int = ANY_LENGTH  # positions that a row sees, its own included

@@ -95,7 +95,9 @@ def test_name_and_files(wheel: Path) -> None:
 def test_kernels_are_found_without_a_compiler(installed: Installed) -> None:
     for architecture in ("sm_80", "sm_90a"):
         finished = installed.build("--arch", architecture)
-        assert finished.status == 0 and finished.stdout.split()[1].startswith(f"{installed.package / 'gpu-kernels'}/cuda-")
+        assert finished.status == 0 and finished.stdout.split()[1].startswith(
+            f"{installed.package / 'gpu-kernels'}/cuda-"
+        )
         assert "168 registers" in finished.stdout
     assert not Path(installed.env["DISTMK_CACHE"]).exists()
     assert_one_line(installed.build("--arch", "sm_100a"), "no kernel for sm_100a of this version", "no nvcc")

@@ -1,7 +1,8 @@
 // Split-KV attention for one decode row with heads of DIM elements: Q [up to 8 heads, DIM] against K, V [positions of
 // the split, DIM]. A token's latency is mostly dependent instructions, so this path has none that it does not need. K
-// and V arrive in one of two ways (KvPath). In a batch of one row, they come straight from the cache, at most one tile
-// per warp. Otherwise they come through the pipeline that also streams weights; work_assignment.cuh has the producer.
+// and V arrive in one of two ways (KvPath). ONE_TILE_PER_WARP: straight from the cache, for the only row of a batch
+// with a fused combine. PIPELINED: through the pipeline that also streams weights (work_assignment.cuh has the
+// producer), if the split has a tile for every warp. All other rows take run_any_rows() (attention.cuh).
 #pragma once
 #include "device/attention/online_softmax.cuh"
 #include "device/attention/qk_norm_rope.cuh"

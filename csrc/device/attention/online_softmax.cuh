@@ -1,8 +1,8 @@
 // The arithmetic of split-KV attention. Per KV tile: S = Q K^T, P = exp2(S - m), O += P V on tensor cores (m16n8k16,
 // bf16 in, f32 out), with the online softmax's running (m, l). At the end, the eight warps' partials are combined in
 // shared memory, and the split's partial is stored. Q: [Q_TILE = 8 queries, d]; K, V: [KV_TILE = 16 positions, d]; S,
-// P: [8, 16]; O: [8, d]. Q and P are each split into bf16 high and low halves (Halves), so bf16 K and V are the only
-// rounding.
+// P: [8, 16]; O: [8, d]. Q and P are each split into bf16 high and low halves (Halves), so rounding K and V to bf16
+// dominates.
 #pragma once
 #include "device/attention/kv_tile.cuh"
 #include "device/attention/lse.cuh"

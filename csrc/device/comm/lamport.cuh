@@ -39,7 +39,8 @@ DISTMK_FN void lamport_reset(__nv_bfloat16* p) { publish_store(p, 0); }
 DISTMK_FN void lamport_reset(uint2* p) { publish_store(p, {0, 0}); }
 DISTMK_FN void lamport_reset(uint4* p) { publish_store(p, {0, 0, 0, 0}); }
 
-// Part of a bf16 vector, and the buffer of its previous use, which is to be reset (null: nobody polls the vector).
+// Part of a bf16 vector, and the same part of an older buffer of the rotation, which is to be reset (null: nobody polls
+// the vector).
 struct LamportVector {
   __nv_bfloat16 *out, *reset;
 

@@ -7,7 +7,7 @@ namespace distmk {
 // Whether the body polls its blocks' elements instead of waiting for events.
 DISTMK_FN bool sum_polls(const RankState& state, const SumArgs& args) { return args.polls_blocks && !state.transport; }
 
-// A block is [rows, num], with block_gap elements between its rows.
+// A block is [rows, num_cols], with block_gap elements between its rows.
 //   dst[row, i] = (accumulates ? dst[row, i] : 0) + sum over b of blocks[b, row, i], in float32, and its bf16 copy.
 // IN_FLIGHT blocks are loaded before the first is added. Further blocks take another trip to memory.
 DISTMK_FN void body_sum(Context& context, const SumArgs& args) {

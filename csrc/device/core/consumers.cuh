@@ -53,10 +53,10 @@ DISTMK_FN uint32_t next_code_path() {
   return current_code_path();
 }
 
-// Runs the tasks of a job iteration (more than 16 rows, device/jobs) one after another, as long as their types PREPARE.
-// `code_path`: the current task's. They share one function, because a function with many registers first saves 60 to
-// 120 of its caller's. That is 15 MB over all SMs, too much for every operator. Only warpgroup products need functions
-// of their own, which call nothing.
+// Runs the tasks of a job iteration (of a row bucket above MAX_ROWS, device/jobs) one after another, as long as their
+// types have a prologue. `code_path`: the current task's. They share one function, because a function with many
+// registers first saves up to 84 of its caller's. That is 11 MB over all SMs, too much for every operator. Only
+// warpgroup products need functions of their own, which call nothing.
 DISTMK_NOINLINE void run_job_layers(const RankState& state, uint32_t code_path) {
   for (;; code_path = next_code_path()) switch (code_path) {
 #define DISTMK_CASE(id, name, Args)           \

@@ -52,8 +52,7 @@ DISTMK_FN void reset_stale_rows(const Context& context) {
   }
 }
 
-// A hot type takes the cold path in three cases. The transport may be needed; the task is spread, and its body runs
-// only one instance; or rows must be zeroed that only the previous iteration had.
+// The hot path, or the cold one if rows must be zeroed that only the previous iteration had.
 template <class Traits>
 DISTMK_FN uint32_t hot_path_or_cold(const RankState& state, const typename Traits::Args& args, uint32_t variant,
                                     uint32_t cold) {
@@ -62,6 +61,9 @@ DISTMK_FN uint32_t hot_path_or_cold(const RankState& state, const typename Trait
   else
     return Traits::CODE_PATH + variant;
 }
+
+// A hot type takes the cold path in four cases. The transport may be needed; the task is spread, and its body runs only
+// one instance; no variant exists for its arguments; or rows must be zeroed (hot_path_or_cold).
 DISTMK_FN uint32_t code_path_of(const RankState& state, const Action& action) {
   if (action.kind == ActionKind::LEAVE) return CodePath::LEAVE;
   const TaskDesc& task = *action.task.desc;

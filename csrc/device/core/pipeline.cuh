@@ -1,7 +1,7 @@
 // A worker's pipeline through shared memory: a ring of stages, each with a full and an empty mbarrier. The producer is
 // the loader warp. It fills stages with weight slabs, and with keys and values of long splits, in program order. It
-// runs across task, layer and iteration boundaries, and never waits for an event. The consumers are the consumer warps,
-// which release stages as they reach the tasks.
+// runs across task, layer and iteration boundaries, and waits for no event before it copies a weight slab. The
+// consumers are the consumer warps, which release stages as they reach the tasks.
 //
 // From compute capability 9.0 on, one lane of the loader issues bulk copies. Before that, every lane copies 16 bytes at
 // a time with cp.async.
@@ -83,7 +83,7 @@ struct WeightSlab {
 // lanes would alternate with that lane, and every instruction between two copies delays the next read.
 class Loader {
  public:
-  // `num_drained`: number of slabs that the consumers have released.
+  // `num_drained`: number of slabs that consumer warp 0 has released. The other warps may be behind.
   DISTMK_FN Loader(Pipeline& pipeline, char* stages, const Flag& num_drained)
       : pipeline_(pipeline),
         full_(opaque(shared_address(pipeline.full))),

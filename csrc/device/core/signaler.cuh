@@ -68,6 +68,7 @@ DISTMK_NOINLINE void signaler_loop(const RankState& state, uint32_t worker, cons
         const Action& action = handshake.action[handshake_slot(n)];
         context.begin(action.task, action.iteration, action.instance);
         context.set_pushed(handshake.pushed[handshake_slot(n)]);
+        // Throttle 1: no slab but the first of the launch is copied during the fence.
         if (warp.leader() && throttles_loader(state, *action.task.desc)) s.pipeline.throttle.set(1);
         context.finish();
         tracer.record(context, handshake.ready_ns[handshake_slot(n)], body_end_ns);

@@ -1,7 +1,7 @@
-// The linear_jobs task, a GEMM of a job iteration (one with more than 16 rows): out[n, m] = epilogue(sum over k of W[m,
-// k] X[n, k]). It takes all rows m of a matrix and up to MAX_BUCKET_ROWS tokens n. It composes the division into jobs
-// (job_grid.cuh), the rings that the loader fills (rings.cuh, loader.cuh), the mainloop (mainloop.cuh) and the epilogue
-// (epilogue.cuh).
+// The linear_jobs task, a GEMM of a job iteration (of a row bucket above MAX_ROWS): out[n, m] = epilogue(sum over k of
+// W[m, k] X[n, k]). It takes all rows m of a matrix and up to MAX_BUCKET_ROWS tokens n. It composes the division into
+// jobs (job_grid.cuh), the rings that the loader fills (rings.cuh, loader.cuh), the mainloop (mainloop.cuh) and the
+// epilogue (epilogue.cuh).
 #pragma once
 #include "device/core/end_task.cuh"
 #include "device/jobs/epilogue.cuh"

@@ -6,8 +6,8 @@
 //   PUSH        out[n, m] = value on every rank, in float32.
 //   ARGMAX      out[n] = the largest value and its token id. Rows that need their logits, or all rows, also get
 //               logits[n, m] = value, or softcap * tanh(value / softcap).
-// `lamport_reset`, if given, is an earlier iteration's out_bf16 (or its out, without out_bf16). The same elements are
-// zeroed there.
+// `lamport_reset`, if given, is the out_bf16 of an earlier write in the rotation of buffers (or its out, without
+// out_bf16). The same elements are zeroed there.
 #pragma once
 #include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"

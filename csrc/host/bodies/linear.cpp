@@ -136,7 +136,8 @@ void store_sums(const Context& context, const Args& args, uint32_t row, const Su
     memcpy(out, sums.values, sums.count * sizeof(float));
 }
 
-// Zeros the rows at `lamport_reset`: an earlier iteration's bf16 output or, in a task without one, its output.
+// Zeros the rows at `lamport_reset`: the bf16 output of an earlier write in the rotation of buffers or, in a task
+// without one, its output.
 template <class Args>
 void reset_rows(const Context& context, const Args& args, uint32_t num_rows) {
   if (args.out_bf16)

@@ -38,7 +38,7 @@ class SymmetricHeap:
         os.environ["NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "1"
         os.environ["NVSHMEM_SYMMETRIC_SIZE"] = str(num_bytes + SPARE_BYTES)
         if bootstrap.local_size >= bootstrap.world_size:  # if larger: other jobs of one rank are on this host
-            # NVSHMEM's bootstrap does not authenticate. On one host it need not use the network.
+            # NVSHMEM's bootstrap does not authenticate, so on one host it is kept off the network.
             os.environ.setdefault("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "lo")
         agree(bootstrap, lambda: check_hosts_connected(bootstrap.hostnames))
         self._nvshmem, self._module = nvshmem, None
