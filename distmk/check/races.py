@@ -69,7 +69,7 @@ class Location:
         self._version = 0  # of `writers`, for which `_last_writers` holds
 
     def last_writers(self, begin: int, end: int) -> tuple[int, ...]:
-        """Those of any of these bytes."""
+        """The tasks that wrote any of these bytes last."""
         if self._version != self.writers.version:
             self._last_writers, self._version = {}, self.writers.version
         nodes = self._last_writers.get((begin, end))

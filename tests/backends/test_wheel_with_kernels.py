@@ -68,7 +68,7 @@ def environment(wheel: Path) -> Path:
 
 @pytest.fixture
 def installed(environment: Path, runner: Runner) -> Installed:
-    # Dependencies are those of this environment; an empty package hides its nvcc, and PATH has no g++.
+    # This environment provides the dependencies. An empty package hides its nvcc, and PATH has no g++.
     hiding = runner.folder / "hiding"
     (hiding / "nvidia").mkdir(parents=True)
     (hiding / "nvidia" / "__init__.py").touch()
@@ -95,7 +95,9 @@ def test_name_and_files(wheel: Path) -> None:
 def test_kernels_are_found_without_a_compiler(installed: Installed) -> None:
     for architecture in ("sm_80", "sm_90a"):
         finished = installed.build("--arch", architecture)
-        assert finished.status == 0 and finished.stdout.split()[1].startswith(f"{installed.package / 'gpu-kernels'}/cuda-")
+        assert finished.status == 0 and finished.stdout.split()[1].startswith(
+            f"{installed.package / 'gpu-kernels'}/cuda-"
+        )
         assert "168 registers" in finished.stdout
     assert not Path(installed.env["DISTMK_CACHE"]).exists()
     assert_one_line(installed.build("--arch", "sm_100a"), "no kernel for sm_100a of this version", "no nvcc")
