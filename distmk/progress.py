@@ -137,7 +137,7 @@ def _close(bar: Any) -> None:
 
 
 def _tell_once(block: Progress, over: threading.Event) -> bool:
-    """Say what is going on, unless the block is over before; returns whether it was said."""
+    """Write the first line about a block that takes QUIET_S or longer; returns whether it was written."""
     while not over.wait(QUIET_S):
         if _under_way[-1:] == [block]:
             tell(f"{block.doing} ...{f' ({block.usually})' if block.usually else ''}")

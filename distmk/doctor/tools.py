@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 from collections.abc import Callable, Sequence
 
-from distmk import env
 from distmk.backends.cuda.build import ARCHITECTURES, architecture_of, built_cubin
 from distmk.backends.cuda.packages import CUDA_PACKAGES, INSTALL_CUDA, MULTICAST_OFF
 from distmk.backends.cuda.toolchain import find_nvcc, find_nvshmem, find_toolchain, nvshmem_version
@@ -64,7 +63,7 @@ def check_kernel(capabilities: Sequence[tuple[int, int]]) -> Finding:
     """Whether there is a kernel for GPUs of these compute capabilities, or it can be compiled."""
     if not capabilities:
         there = [name for name in ARCHITECTURES if built_cubin(name)]
-        return Finding("kernel", "ok", f"compiled for {', '.join(there) or 'no architecture'} in {env.cache_dir()}")
+        return Finding("kernel", "ok", f"compiled for {', '.join(there) or 'no architecture'}")
     lines = []
     for capability in capabilities:
         try:

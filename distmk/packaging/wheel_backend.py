@@ -1,4 +1,4 @@
-"""The build backend of pyproject.toml: that of setuptools, and wheels that hold compiled kernels.
+"""The build backend that pyproject.toml names: setuptools, which can also put compiled kernels into a wheel.
 
     python -m build --wheel -C kernels=all      # or some of them: -C kernels=sm_90a,sm_100a
 
@@ -46,7 +46,7 @@ KERNELS = Path("distmk", "gpu-kernels")  # where `distmk.backends.cuda.build` lo
 
 
 def get_requires_for_build_wheel(config_settings: Settings | None = None) -> list[str]:
-    """Packages that the build needs: for kernels, those of this package and its compilers."""
+    """Packages that the build needs. To compile kernels it needs the dependencies of distmk, and compilers."""
     if not _architectures(config_settings):
         return list(build_meta.get_requires_for_build_wheel())
     import tomllib  # from Python 3.11
@@ -88,7 +88,10 @@ def _copy_sources(root: Path, folder: Path) -> None:
 
 
 def _compile(architectures: Sequence[str], root: Path, folder: Path) -> None:
-    """Put kernels into `folder`, from the cache or compiled into it. SystemExit: `distmk build` has said what is wrong."""
+    """Put kernels into `folder`, from the cache or compiled into it.
+
+    SystemExit: there is an error, which `distmk build` has written to stderr.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "DISTMK_NVCC_FLAGS"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), environment.get("PYTHONPATH"))))
     options = [part for name in architectures for part in ("--arch", name)]

@@ -68,7 +68,7 @@ def environment(wheel: Path) -> Path:
 
 @pytest.fixture
 def installed(environment: Path, runner: Runner) -> Installed:
-    # Dependencies are those of this environment; an empty package hides its nvcc, and PATH has no g++.
+    # This environment provides the dependencies. An empty package hides its nvcc, and PATH has no g++.
     hiding = runner.folder / "hiding"
     (hiding / "nvidia").mkdir(parents=True)
     (hiding / "nvidia" / "__init__.py").touch()
