@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 7898381280963324530ull;
+constexpr uint64_t ABI_HASH = 11027165563497940199ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -1615,7 +1615,7 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(24, general_attention, AttentionArgs) \
   X(25, scaled_linear, ScaledLinearArgs)
 #endif
-// The same of types with a trait; of hot ones with a single variant and with several, by code path.
+// The types with each trait, and hot types with one variant and with several, ordered by code path.
 #define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
   X(4, linear, LinearArgs)
 #define DISTMK_TASK_TYPES_POLLS_INPUTS(X) \

@@ -189,7 +189,7 @@ def _body(own: Types, absent: Types = (), *, is_documented: bool = False) -> lis
     lines += ["#if defined(__CUDACC__) || defined(DISTMK_EMULATED)"]
     lines += _x_macro("DISTMK_TASK_TYPES", [task for task in there if task.on_device])
     lines += ["#else", *_x_macro("DISTMK_TASK_TYPES", there), "#endif"]
-    lines.append("// The same of types with a trait; of hot ones with a single variant and with several, by code path.")
+    lines.append("// The types with each trait, and hot types with one variant and with several, ordered by code path.")
     for trait in (*FLAGS, "completes_early"):
         lines += _x_macro(f"DISTMK_TASK_TYPES_{trait.upper()}", [task for task in there if getattr(task, trait)])
     hot = _hot_types(there)

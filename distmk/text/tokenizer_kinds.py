@@ -122,7 +122,7 @@ KINDS: Mapping[str, TokenizerKind] = {
     "t5": TokenizerKind("SentencePiece Unigram", _unigram, lambda v: ("eos",), {"eos": 1}),
     "bert": TokenizerKind("WordPiece", _wordpiece, lambda v: ("bos", "sep"), {"bos": 101, "sep": 102}, ("bos", "sep")),
 }
-"""By `tokenizer.ggml.model`."""
+"""The tokenizers that GGUF files name, by `tokenizer.ggml.model`."""
 
 
 def _spell_spaces(inner: tokenizers.Tokenizer, vocabulary: Vocabulary, prefix: bool, steps: Sequence[Any] = ()) -> None:

@@ -231,7 +231,7 @@ def _pin(memory: Any, has_contents: bool = True) -> Any:
 
 
 def _room_for(pinned: Any) -> Any:
-    """The same amount of GPU memory as a uint8 tensor, uninitialized."""
+    """A uint8 tensor on the GPU with as many bytes, uninitialized."""
     import torch
 
     return torch.empty(len(pinned), dtype=torch.uint8, device="cuda")
