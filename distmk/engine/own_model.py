@@ -151,7 +151,10 @@ def own_model(model: object, weights: object) -> OwnModel | None:
 
 @contextmanager
 def in_files(own: OwnModel | None) -> Iterator[OwnModel | None]:
-    """The same model with its weights in a file, for processes that do not share this one's memory. The file is gone afterwards."""
+    """The same model with its weights in a file, for processes that do not share this one's memory.
+
+    The file is gone afterwards.
+    """
     if own is None or not isinstance(own.weights, Mapping):
         yield own
         return
