@@ -39,9 +39,9 @@ def test_a_signal_while_an_error_is_told(
     """As when a launcher ends the ranks that are left: the line is told, and the status is the error's."""
     tell = exit_status.tell
 
-    def tell_meanwhile(text: str) -> None:
+    def tell_meanwhile(text: str, level: str) -> None:
         os.kill(os.getpid(), sent)
-        tell(text)
+        tell(text, level)
 
     def lose_a_rank() -> None:
         raise RankLostError("rank 1 left or died")
