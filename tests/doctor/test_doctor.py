@@ -66,6 +66,7 @@ def test_machine_without_a_compiler(runner: Runner) -> None:
     assert finished.stdout.splitlines()[-2] == "host backend cannot run here: see compiler, host twin"
 
 
+@pytest.mark.whole
 def test_host_twin_that_miscounts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "run", lambda self, num_iterations: num_iterations)
     finding = host.check_host_twin()
