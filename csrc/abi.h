@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 11027165563497940199ull;
+constexpr uint64_t ABI_HASH = 13514766534673057237ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -311,7 +311,7 @@ static_assert(offsetof(LogprobRecord, num) == 12);
 static_assert(offsetof(LogprobRecord, tokens) == 16);
 static_assert(offsetof(LogprobRecord, logprobs) == 96);
 
-struct Request {
+struct RequestEntry {
   uint32_t id;
   uint32_t prompt_len;
   uint32_t max_new;
@@ -325,19 +325,19 @@ struct Request {
   uint32_t num_scores;
   SlotSampling sampling;
 };
-static_assert(sizeof(Request) == 136);
-static_assert(offsetof(Request, id) == 0);
-static_assert(offsetof(Request, prompt_len) == 4);
-static_assert(offsetof(Request, max_new) == 8);
-static_assert(offsetof(Request, ignore_eos) == 12);
-static_assert(offsetof(Request, reports_logprobs) == 14);
-static_assert(offsetof(Request, num_output) == 16);
-static_assert(offsetof(Request, num_prefix_pages) == 20);
-static_assert(offsetof(Request, prefix) == 24);
-static_assert(offsetof(Request, pages) == 32);
-static_assert(offsetof(Request, sample) == 40);
-static_assert(offsetof(Request, num_scores) == 44);
-static_assert(offsetof(Request, sampling) == 48);
+static_assert(sizeof(RequestEntry) == 136);
+static_assert(offsetof(RequestEntry, id) == 0);
+static_assert(offsetof(RequestEntry, prompt_len) == 4);
+static_assert(offsetof(RequestEntry, max_new) == 8);
+static_assert(offsetof(RequestEntry, ignore_eos) == 12);
+static_assert(offsetof(RequestEntry, reports_logprobs) == 14);
+static_assert(offsetof(RequestEntry, num_output) == 16);
+static_assert(offsetof(RequestEntry, num_prefix_pages) == 20);
+static_assert(offsetof(RequestEntry, prefix) == 24);
+static_assert(offsetof(RequestEntry, pages) == 32);
+static_assert(offsetof(RequestEntry, sample) == 40);
+static_assert(offsetof(RequestEntry, num_scores) == 44);
+static_assert(offsetof(RequestEntry, sampling) == 48);
 
 struct PageRef {
   int32_t page;
@@ -607,7 +607,7 @@ struct LaunchParams {
   uint64_t heap_bases;  // u64[num_ranks]: the address of each rank's heap in this process
   uint64_t local_base;
   uint64_t records;  // WaitRecordABI[num_workers + num_schedulers]
-  uint64_t requests;  // Request[], a table
+  uint64_t requests;  // RequestEntry[], a table
   uint64_t prompts;  // i32[requests, prompt_stride]
   uint64_t commands;  // Command[command_capacity], a ring
   uint64_t tokens;  // TokenEvent[token_capacity], a ring

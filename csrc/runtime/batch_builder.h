@@ -146,7 +146,7 @@ class BatchBuilder {
   // how many.
   DISTMK_FN uint32_t add_run(uint32_t slot, uint32_t num_rows) {
     Sequence& sequence = sequences_[slot];
-    const Request& request = request_of(context_.params(), sequence);
+    const RequestEntry& request = request_of(context_.params(), sequence);
     const uint32_t begin = num_rows_, first = sequence.position;
     if (!job_batch_)
       add_rows(slot, sequence, request, num_rows);
@@ -158,7 +158,7 @@ class BatchBuilder {
     return sequence.position - first;
   }
 
-  DISTMK_FN void add_rows(uint32_t slot, Sequence& sequence, const Request& request, uint32_t num_rows) {
+  DISTMK_FN void add_rows(uint32_t slot, Sequence& sequence, const RequestEntry& request, uint32_t num_rows) {
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position, ++num_rows_) {
       pages_.grow(slot, sequence);
@@ -168,7 +168,7 @@ class BatchBuilder {
 
   // Goes page by page, because most rows of a prompt need nothing else from the single thread that runs this. Returns
   // whether any row was added.
-  DISTMK_FN bool add_job_rows(uint32_t slot, Sequence& sequence, const Request& request, uint32_t num_rows) {
+  DISTMK_FN bool add_job_rows(uint32_t slot, Sequence& sequence, const RequestEntry& request, uint32_t num_rows) {
     const uint32_t end = sequence.position + num_rows, begin = num_rows_;
     while (sequence.position < end) {
       const RowSample sample = row_sample(request, sequence.position);

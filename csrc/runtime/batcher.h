@@ -70,7 +70,7 @@ class Batcher {
   uint64_t iteration_ = 0;  // counted over all programs
   uint32_t program_ = args_.program;
 
-  DISTMK_FN const Request& request_of(const Sequence& sequence) const {
+  DISTMK_FN const RequestEntry& request_of(const Sequence& sequence) const {
     return distmk::request_of(context_.params(), sequence);
   }
 
@@ -286,7 +286,7 @@ class Batcher {
 
   // Starts a request in a free slot. Returns false if too few pages are free.
   DISTMK_FN bool start(uint32_t slot, uint32_t entry) {
-    const Request& request = reinterpret_cast<const Request*>(context_.params().requests)[entry];
+    const RequestEntry& request = reinterpret_cast<const RequestEntry*>(context_.params().requests)[entry];
     Sequence& sequence = sequences_[slot];
     const uint32_t num_claimed = this->num_claimed(true);
     sequence = {static_cast<int32_t>(entry), 0, request.prompt_len, 0, 0, admission_of(state_.num_admissions, request)};

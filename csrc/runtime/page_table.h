@@ -58,7 +58,7 @@ class PageTable {
   // Begins a request in a free slot, with the pages of its prefix that are still cached. `num_claimed` counts the free
   // pages that running sequences take in any case. Returns false if too few other pages are free for the whole prompt
   // and the first token: the request would be the first to be preempted. If nothing else runs, there are always enough.
-  DISTMK_FN bool begin(uint32_t slot, const Request& request, uint32_t num_claimed) {
+  DISTMK_FN bool begin(uint32_t slot, const RequestEntry& request, uint32_t num_claimed) {
     const bool has_waited = pool_state_->awaited_pages && pool_state_->awaited_command == state_.num_admitted;
     if (state_.num_running && has_waited && pool_state_->awaited_pages + num_claimed > num_free()) return false;
     const Prefix prefix = find_prefix(request);
@@ -90,7 +90,7 @@ class PageTable {
 
   DISTMK_FN int32_t& entry(uint32_t slot, uint32_t page) const { return entries_[slot * args_.max_pages + page]; }
 
-  DISTMK_FN Prefix find_prefix(const Request& request) const {
+  DISTMK_FN Prefix find_prefix(const RequestEntry& request) const {
     const auto* offered = reinterpret_cast<const PageRef*>(request.prefix);
     const uint32_t most = (request.prompt_len - 1) >> page_shift_;  // the last token is always computed
     const uint32_t num_offered = request.num_prefix_pages < most ? request.num_prefix_pages : most;
@@ -105,7 +105,7 @@ class PageTable {
   }
 
   // Starts the sequence with the first `num_pages` pages that its request offers.
-  DISTMK_FN void share_prefix(uint32_t slot, const Request& request, uint32_t num_pages) {
+  DISTMK_FN void share_prefix(uint32_t slot, const RequestEntry& request, uint32_t num_pages) {
     const auto* offered = reinterpret_cast<const PageRef*>(request.prefix);
     Sequence& sequence = sequences_[slot];
     DISTMK_NO_UNROLL
@@ -123,7 +123,7 @@ class PageTable {
     const uint32_t page = sequence.position >> page_shift_;
     entry(slot, page) = ref.page;
     state_.pages_changed = 1;
-    const Request& request = reinterpret_cast<const Request*>(params_.requests)[sequence.request];
+    const RequestEntry& request = reinterpret_cast<const RequestEntry*>(params_.requests)[sequence.request];
     if (request.pages) reinterpret_cast<PageRef*>(request.pages)[1 + page] = ref;
   }
 };

@@ -29,7 +29,7 @@ DISTMK_FN bool is_end_token(const LaunchParams& params, int32_t token) {
 
 // What the row of a token at `position` is sampled for. The last token of the prompt and every later one give the next
 // token. The row of an earlier one may be scored: for the token at the next position.
-DISTMK_FN RowSample row_sample(const Request& request, uint32_t position) {
+DISTMK_FN RowSample row_sample(const RequestEntry& request, uint32_t position) {
   if (position + 1 >= request.prompt_len)
     return request.sample == static_cast<uint32_t>(RowSample::DRAW) ? RowSample::DRAW : RowSample::GREEDY;
   // Not positive for tokens generated before a preemption. The unsigned difference below is then large.
@@ -37,8 +37,8 @@ DISTMK_FN RowSample row_sample(const Request& request, uint32_t position) {
   return num_behind - 1 < request.num_scores ? RowSample::SCORE : RowSample::NONE;
 }
 
-DISTMK_FN const Request& request_of(const LaunchParams& params, const Sequence& sequence) {
-  return reinterpret_cast<const Request*>(params.requests)[sequence.request];
+DISTMK_FN const RequestEntry& request_of(const LaunchParams& params, const Sequence& sequence) {
+  return reinterpret_cast<const RequestEntry*>(params.requests)[sequence.request];
 }
 DISTMK_FN const int32_t* prompt_row(const LaunchParams& params, const Sequence& sequence) {
   return reinterpret_cast<const int32_t*>(params.prompts) + uint64_t{params.prompt_stride} * sequence.request;
@@ -50,7 +50,7 @@ struct TokenLimits {
   uint32_t id, position, num_new, max_new;  // num_new: output tokens, this one included
   bool ignore_eos, reports_logprobs;
 
-  DISTMK_FN TokenLimits(const Sequence& sequence, const Request& request)
+  DISTMK_FN TokenLimits(const Sequence& sequence, const RequestEntry& request)
       : id(request.id),
         position(sequence.position),
         num_new(sequence.position + 1 - sequence.prompt_len),
@@ -60,7 +60,8 @@ struct TokenLimits {
 };
 
 // Stores a slot's sampling parameters, at the admission of a request that draws or scores.
-DISTMK_FN void store_sampling(SlotSampling* slot, const LaunchParams& params, const Request& request, uint32_t entry) {
+DISTMK_FN void store_sampling(SlotSampling* slot, const LaunchParams& params, const RequestEntry& request,
+                              uint32_t entry) {
   SlotSampling sampling = request.sampling;
   sampling.tokens = params.prompts + uint64_t{params.prompt_stride} * entry * sizeof(int32_t);
   sampling.prompt_len = request.prompt_len - request.num_output;

@@ -23,7 +23,7 @@ DISTMK_FN TokenEvent* far_events(const Context& context, const SchedulerStepArgs
 }
 
 // Value of Sequence::admission: twice the admission's number, plus 1 if the request has a seed.
-DISTMK_FN uint32_t admission_of(uint32_t number, const Request& request) {
+DISTMK_FN uint32_t admission_of(uint32_t number, const RequestEntry& request) {
   return 2 * number + !!(request.sampling.flags & static_cast<uint32_t>(SamplingFlag::SEEDED));
 }
 DISTMK_FN bool has_seed(const Sequence& sequence) { return sequence.admission & 1; }

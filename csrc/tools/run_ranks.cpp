@@ -56,7 +56,7 @@ std::vector<char> read_file(const char* path) {
 // content is.
 struct Requests {
   static constexpr uint32_t MAX_PAGES = 64;
-  std::vector<distmk::Request> requests;
+  std::vector<distmk::RequestEntry> requests;
   std::vector<int32_t> prompts;
   std::vector<distmk::Command> commands;
   std::vector<distmk::TokenEvent> tokens;

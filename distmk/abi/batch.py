@@ -67,7 +67,7 @@ class Candidate(ctypes.Structure):
     _fields_ = [("value", c_float), ("token", c_int32)]
 
 
-class Request(ctypes.Structure):
+class RequestEntry(ctypes.Structure):
     """An entry of the launch's request table. The host fills it before it sends the command that adds the request.
 
     id: the number under which tokens are published.

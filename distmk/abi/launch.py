@@ -104,7 +104,7 @@ class LaunchParams(ctypes.Structure):
         ("heap_bases", c_uint64),  # u64[num_ranks]: the address of each rank's heap in this process
         ("local_base", c_uint64),
         ("records", c_uint64),  # WaitRecordABI[num_workers + num_schedulers]
-        ("requests", c_uint64),  # Request[], a table
+        ("requests", c_uint64),  # RequestEntry[], a table
         ("prompts", c_uint64),  # i32[requests, prompt_stride]
         ("commands", c_uint64),  # Command[command_capacity], a ring
         ("tokens", c_uint64),  # TokenEvent[token_capacity], a ring

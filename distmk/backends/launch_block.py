@@ -25,7 +25,7 @@ from distmk.abi import (
     LaunchKind,
     LogprobRecord,
     PageRef,
-    Request,
+    RequestEntry,
     RowSample,
     SlotSampling,
     TokenEvent,
@@ -90,13 +90,13 @@ class LaunchBlock:
 
     spec: LaunchSpec
     programs: Sequence[RankProgram]  # the programs of all row buckets
-    requests: Any  # ctypes arrays of Request, Command and WaitRecordABI
+    requests: Any  # ctypes arrays of RequestEntry, Command and WaitRecordABI
     commands: Any
     records: Any
     prompts: npt.NDArray[np.int32]  # [requests, longest prompt]
     eos_ids: npt.NDArray[np.int32]
     prefixes: npt.NDArray[Any]  # PAGE [requests, max_pages]: pages that may contain the beginning of a prompt
-    pages: npt.NDArray[Any]  # PAGE [requests, 1 + max_pages]: see `abi.Request`
+    pages: npt.NDArray[Any]  # PAGE [requests, 1 + max_pages]: see `abi.RequestEntry`
     biases: npt.NDArray[Any]  # BIAS [requests, MAX_BIASES + MAX_BANNED]: see `abi.SlotSampling`
     tokens: npt.NDArray[Any]  # TOKEN [tokens]
     logprobs: npt.NDArray[Any]  # LOGPROBS, one for each element of `tokens`; empty if requests are not added
@@ -121,7 +121,7 @@ class LaunchBlock:
         block = LaunchBlock(
             spec=spec,
             programs=(program, *others),
-            requests=(Request * num_requests)(),
+            requests=(RequestEntry * num_requests)(),
             commands=(Command * (2 * num_requests + 2))(),  # each is added and cancelled at most once, then the end
             records=(WaitRecordABI * num_runners)(),
             prompts=np.zeros((num_requests, longest), np.int32),
@@ -164,7 +164,7 @@ class LaunchBlock:
         """
         self.prompts[entry, : len(prompt)] = prompt
         self.prefixes[entry, : len(prefix)] = np.array([tuple(page) for page in prefix], PAGE)
-        self.requests[entry] = Request(
+        self.requests[entry] = RequestEntry(
             id=number,
             prompt_len=len(prompt),
             max_new=max_new,

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from distmk.server import chat_endpoint, completions_endpoint, operations, tokenize_endpoint
-from distmk.server.admission import HostCheck, Limits
+from distmk.server.access import HostCheck, Limits
 from distmk.server.errors import install_handlers
 from distmk.server.request_log import RequestLog
 from distmk.server.state import ServerState

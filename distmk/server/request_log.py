@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distmk.console import escaped, tell_lines
-from distmk.server.admission import OPEN_PATHS
+from distmk.server.access import OPEN_PATHS
 from distmk.server.errors import ERROR_KEY, bug_error
 
 _LOGGER = logging.getLogger("distmk.server")

@@ -26,7 +26,7 @@ namespace {
 constexpr uint32_t MAX_ENTRIES = 1 << 14, MAX_STEPS = 100000;
 
 struct Wanted {
-  Request request;
+  RequestEntry request;
   uint32_t step, max_new;
 };
 
@@ -119,7 +119,7 @@ class Simulation {
   bool finished_ = false;
   uint64_t end_ = 64;
   std::vector<uint64_t> arena_;  // in words, of which there are more than enough
-  std::vector<Request> requests_ = std::vector<Request>(MAX_ENTRIES);
+  std::vector<RequestEntry> requests_ = std::vector<RequestEntry>(MAX_ENTRIES);
   std::vector<int32_t> prompt_ = std::vector<int32_t>(MAX_ENTRIES);
   std::vector<Command> commands_ = std::vector<Command>(MAX_ENTRIES);
   std::vector<TokenEvent> tokens_ = std::vector<TokenEvent>(1 << 12);
@@ -132,7 +132,7 @@ class Simulation {
     return (static_cast<uint64_t>(Space::LOCAL) << SPACE_SHIFT) + offset;
   }
 
-  void add(const Request& request) {
+  void add(const RequestEntry& request) {
     requests_[num_entries_] = request;
     commands_[counts_.commands++] = {static_cast<uint32_t>(CommandKind::ADD), num_entries_++, request.id, 0};
   }
@@ -148,11 +148,11 @@ class Simulation {
   void take_tokens() {
     for (; counts_.tokens_read != counts_.tokens; ++counts_.tokens_read) {
       const TokenEvent& event = tokens_[counts_.tokens_read % tokens_.size()];
-      Request& request = every_[event.request].request;
+      RequestEntry& request = every_[event.request].request;
       if (event.finish == static_cast<uint16_t>(FinishReason::PREEMPTED)) {  // its tokens become part of its prompt
         request.max_new = every_[event.request].max_new - request.num_output;
         printf("put_back %u\n", event.request);
-        Request again = request;
+        RequestEntry again = request;
         again.prompt_len += request.num_output;
         add(again);
         continue;
