@@ -13,33 +13,7 @@ from distmk import LLM, SamplingParams
 
 pytestmark = pytest.mark.timeout(200)
 
-PROMPTS = [
-    "The capital of France is",
-    "Water boils at",
-    "def fibonacci(n):\n",
-    "Once upon a time, in a village by the sea, there lived an old fisherman who",
-    "1, 2, 3, 4,",
-]
-SMOLLM2_TOKENS = 16
 HEADS = [(9, 3), (5, 5), (7, 1), (8, 2), (6, 2), (4, 4), (12, 3)]
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("num_ranks", [1, 4])
-def test_smollm2(smollm2: Path, smollm2_reference: Reference, num_ranks: int) -> None:
-    """Nine heads over one rank, and over four, of which one has more than the others."""
-    params = SamplingParams(max_tokens=SMOLLM2_TOKENS, ignore_eos=True)
-    steps = clear = 0
-    with LLM(str(smollm2), tensor_parallel_size=num_ranks, max_model_len=256) as llm:
-        together = llm.generate(PROMPTS, params)
-        alone = [llm.generate(prompt, params)[0] for prompt in PROMPTS[:2]]
-    for output in [*together, *alone]:
-        tokens = output.outputs[0].token_ids
-        assert len(tokens) == SMOLLM2_TOKENS
-        walk = check_greedy(smollm2_reference, output.prompt_token_ids, tokens, repr(output.prompt))
-        steps, clear = steps + walk.steps, clear + walk.clear_steps
-    print(f"{clear} of {steps} steps leave no choice")
-    assert clear > 0.7 * steps
 
 
 @pytest.mark.whole

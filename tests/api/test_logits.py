@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny
-from support.tiny import Family, Reference, relative_error
+from support.tiny import Family, Reference, check_errors, relative_error
 from transformers import AutoModelForCausalLM
 
 from distmk import LLM
@@ -82,28 +82,6 @@ def test_logits_beyond_the_context_of_pretraining(num_ranks: int, rope: dict[str
     ) as llm:
         got = torch.from_numpy(llm.compute_logits(ids).copy()).double()
     assert relative_error(got, rounded) <= 3 * relative_error(rounded, exact) + 1e-5
-
-
-@pytest.mark.whole
-def test_smollm2_logits(smollm2: Path, smollm2_reference: Reference) -> None:
-    """No short prompts: there transformers in bf16 is ten times further off, due to this model's large first token."""
-    reference = smollm2_reference
-    rng = np.random.default_rng(5)
-    ours, theirs, float32 = [], [], []
-    with LLM(str(smollm2), tensor_parallel_size=2, keep_logits=True, max_model_len=64) as llm:
-        for length in (*LONG, *range(20, 60, 5)):
-            ids = [int(token) for token in rng.integers(100, 40000, length)]
-            ours.append(torch.from_numpy(llm.compute_logits(ids).copy()).double())
-            float32.append(reference.exact(ids)[-1])
-            theirs.append(reference.bf16(ids)[-1])
-    check_errors(ours, theirs, float32)
-
-
-def check_errors(ours: list[torch.Tensor], theirs: list[torch.Tensor], float32: list[torch.Tensor]) -> None:
-    """Over all prompts, since one prompt's error is mostly a shift of all its logits, which varies much."""
-    error, their_error = (relative_error(torch.stack(got), torch.stack(float32)) for got in (ours, theirs))
-    print(f"relative error {error:.2g}; transformers in bf16: {their_error:.2g}")
-    assert error <= their_error, f"off by {error:.3g}; transformers in bf16 is off by {their_error:.3g}"
 
 
 def test_the_stored_head_counts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

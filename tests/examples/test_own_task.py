@@ -39,13 +39,16 @@ def environment(site: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
 
 
-def test_its_own_tests(site: Path, runner: Runner) -> None:
-    """On the host twin and in the emulator, each with two ranks."""
+@pytest.mark.parametrize(
+    ("selection", "num_passed"), [("not emulated", 3), pytest.param("", 5, marks=pytest.mark.slow)]
+)
+def test_its_own_tests(selection: str, num_passed: int, site: Path, runner: Runner) -> None:
+    """On the host twin and in the emulator, each with one and two ranks."""
     require("emulated")
     runner.timeout_s = 280.0
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(site.parent / "tests")]
-    done = runner.run(pytest_, environment(site))
-    assert done.status == 0 and "5 passed" in done.stdout, done.stdout + done.stderr
+    options = ["-q", "-p", "no:cacheprovider", "-k", selection]
+    done = runner.run([sys.executable, "-m", "pytest", *options, str(site.parent / "tests")], environment(site))
+    assert done.status == 0 and f"{num_passed} passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_run_and_trace(site: Path, runner: Runner) -> None:

@@ -39,7 +39,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "num_ranks"), [on("host", 2), on("cuda", 1), *(on("cuda", n, num_ranks=n) for n in (2, 3, 4))]
+    ("backend", "num_ranks"),
+    [on("host", 2, slow=True), on("cuda", 1), *(on("cuda", n, num_ranks=n) for n in (2, 3, 4))],
 )
 def test_same_tokens(runner: Runner, request: pytest.FixtureRequest, backend: str, num_ranks: int) -> None:
     require(backend, num_ranks)

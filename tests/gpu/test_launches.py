@@ -35,7 +35,9 @@ def test_one_launch_a_call(runner: Runner, backend: str, num_ranks: int) -> None
             assert record["tokens"] == records[0]["tokens"], "calls gave different tokens"
 
 
-@pytest.mark.parametrize(("backend", "num_ranks"), [on("host", 2), *(on("cuda", n, num_ranks=n) for n in (1, 2, 4))])
+@pytest.mark.parametrize(
+    ("backend", "num_ranks"), [on("host", 2, slow=True), *(on("cuda", n, num_ranks=n) for n in (1, 2, 4))]
+)
 def test_a_launch_an_iteration(runner: Runner, backend: str, num_ranks: int) -> None:
     """Without cooperative launches: the same tokens."""
     require(backend, num_ranks)

@@ -184,6 +184,13 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     return float((got - want).norm() / want.norm())
 
 
+def check_errors(ours: list[torch.Tensor], theirs: list[torch.Tensor], float32: list[torch.Tensor]) -> None:
+    """Over all prompts, since one prompt's error is mostly a shift of all its logits, which varies much."""
+    error, their_error = (relative_error(torch.stack(got), torch.stack(float32)) for got in (ours, theirs))
+    print(f"relative error {error:.2g}; transformers in bf16: {their_error:.2g}")
+    assert error <= their_error, f"off by {error:.3g}; transformers in bf16 is off by {their_error:.3g}"
+
+
 @dataclass
 class Walk:
     """Greedy tokens beside a reference that is fed the same tokens. Clear steps: the best token leads by more than the error."""
