@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from distmk.backends.target import Target, choose_target
     from distmk.bootstrap import connect
     from distmk.cli.exit_status import run_main
-    from distmk.engine.outputs import TokenOutput
     from distmk.engine.sampling_params import SamplingParams
     from distmk.engine.session import Session
+    from distmk.engine.token_output import TokenOutput
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
     from distmk.graph.graph import Graph
     from distmk.model import nn
@@ -50,7 +50,7 @@ _HOMES = {
     "SamplingParams": "engine.sampling_params",
     "Session": "engine.session",
     "Target": "backends.target",
-    "TokenOutput": "engine.outputs",
+    "TokenOutput": "engine.token_output",
     "UsageError": "errors",
     "choose_target": "backends.target",
     "compile_graph": "program.program",

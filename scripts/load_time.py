@@ -31,7 +31,7 @@ from benchmark.report import latency_summary
 from distmk import LLM, SamplingParams
 from distmk.backends.defaults import BACKENDS
 from distmk.cli.exit_status import run_main
-from distmk.engine.outputs import TokenOutput
+from distmk.engine.token_output import TokenOutput
 
 NUM_GAPS = 5
 MAX_PROMPT, MAX_TOKENS = 200, 64

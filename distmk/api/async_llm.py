@@ -12,10 +12,10 @@ from typing import Any, Protocol, TypeVar
 
 from distmk.api.input_processor import InputProcessor, check_max_tokens
 from distmk.api.prompts import Prompt, Prompts
-from distmk.engine.outputs import Logprob, TokenOutput
 from distmk.engine.request import Deliver, Request
 from distmk.engine.sampling_params import SamplingParams
 from distmk.engine.stats import EngineStats
+from distmk.engine.token_output import Logprob, TokenOutput
 from distmk.errors import UsageError, shown
 from distmk.text.chat.messages import ChatPrompt
 from distmk.text.token_speller import token_strings

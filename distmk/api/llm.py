@@ -15,11 +15,11 @@ from distmk.api.outputs import RequestOutput, outputs_of
 from distmk.api.prompts import Prompt, Prompts
 from distmk.api.prompts_bar import UseTqdm, prompts_bar
 from distmk.engine.engine_args import EngineArgs
-from distmk.engine.outputs import TokenOutput
 from distmk.engine.own_model import own_model
 from distmk.engine.request import Request
 from distmk.engine.sampling_params import SamplingParams
 from distmk.engine.session import Session
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import UsageError
 from distmk.model.causal_lm import CausalLM
 from distmk.text.chat.messages import ChatOptions, Conversation, chat_prompt

@@ -17,12 +17,12 @@ from distmk.engine.engine import Engine
 from distmk.engine.engine_args import EngineArgs
 from distmk.engine.engine_thread import EngineThread
 from distmk.engine.lifecycle import Lifecycle
-from distmk.engine.outputs import TokenOutput
 from distmk.engine.own_model import OwnModel, in_files
 from distmk.engine.request import Deliver, Request
 from distmk.engine.request_queue import SubmittedBatch
 from distmk.engine.sampling_params import SamplingParams
 from distmk.engine.stats import EngineStats
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import DistmkError, UsageError
 from distmk.interrupts import deferred
 

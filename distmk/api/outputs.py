@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from distmk.engine.logprobs import make_logprob
-from distmk.engine.outputs import Logprob, TokenOutput
 from distmk.engine.request import Request
 from distmk.engine.stats import EngineStats
+from distmk.engine.token_output import Logprob, TokenOutput
 from distmk.text.token_speller import TokenSpeller, token_string
 from distmk.text.tokenizer import Tokenizer
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from distmk import env
-from distmk.engine.outputs import TokenOutput
 from distmk.engine.request import Request
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import UsageError, shown
 from distmk.progress import make_bar, on_terminal
 

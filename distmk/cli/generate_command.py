@@ -22,9 +22,9 @@ from distmk.cli.sampling_options import add_sampling_options, sampling_params
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.console import require_stdout, show, tell, tell_lines, write_generated
 from distmk.engine.engine_args import EngineArgs
-from distmk.engine.outputs import TokenOutput
 from distmk.engine.request import Request
 from distmk.engine.sampling_params import SamplingParams
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import UsageError, shown
 from distmk.text.chat.messages import ChatPrompt
 

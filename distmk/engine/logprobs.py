@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distmk.engine.outputs import Logprob
+from distmk.engine.token_output import Logprob
 from distmk.text.token_speller import TokenSpeller
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from distmk.abi import FinishReason
 from distmk.backends.launch_block import Token
 from distmk.engine.logprobs import read_logprobs
-from distmk.engine.outputs import Logprob, TokenOutput
 from distmk.engine.prefix_cache import PageDigests
 from distmk.engine.sampling_params import SamplingParams
+from distmk.engine.token_output import Logprob, TokenOutput
 from distmk.errors import UsageError
 from distmk.text.detokenizer import Detokenizer
 from distmk.text.token_speller import TokenSpeller

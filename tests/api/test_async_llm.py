@@ -12,8 +12,8 @@ import pytest
 from support.fake_engine import FakeEngine, until
 
 from distmk import LLM, AsyncLLM
-from distmk.engine.outputs import TokenOutput
 from distmk.engine.sampling_params import SamplingParams
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import RankLostError, UsageError
 
 pytestmark = pytest.mark.usefixtures("slab_iterations")

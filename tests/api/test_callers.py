@@ -16,7 +16,7 @@ from support.helpers import Runner
 
 from distmk import LLM, SamplingParams
 from distmk.api.outputs import output_of
-from distmk.engine.outputs import TokenOutput
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import Interrupted, UsageError
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from distmk import LLM, SamplingParams
-from distmk.engine.outputs import TokenOutput
+from distmk.engine.token_output import TokenOutput
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]
 NUM_REQUESTS, NUM_TOKENS = 6, 40

@@ -20,7 +20,7 @@ from support.tiny_config import tiny_config
 from distmk import LLM, SamplingParams
 from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, MAX_SEQUENCES
 from distmk.api.outputs import RequestOutput
-from distmk.engine.outputs import Logprob
+from distmk.engine.token_output import Logprob
 from distmk.errors import UsageError
 
 pytestmark = pytest.mark.timeout(200)

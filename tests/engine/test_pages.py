@@ -11,8 +11,8 @@ import pytest
 from support.pages import check_all_free, random_ids
 
 from distmk import LLM, SamplingParams
-from distmk.engine.outputs import TokenOutput
 from distmk.engine.request_queue import SubmittedBatch
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import UsageError
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]

@@ -14,11 +14,11 @@ from distmk.abi import Command, CommandKind, FinishReason, RowSample
 from distmk.backends.launch_block import LOGPROBS, LaunchBlock, Token
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.engine.counters import Counters, Pace
-from distmk.engine.outputs import TokenOutput
 from distmk.engine.prefix_cache import PrefixCache
 from distmk.engine.request import Request
 from distmk.engine.request_queue import SubmittedBatch
 from distmk.engine.request_table import RequestTable
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import RankLostError, UsageError
 
 NONE, LENGTH, PREEMPTED = FinishReason.NONE, FinishReason.LENGTH, FinishReason.PREEMPTED

@@ -14,7 +14,7 @@ import pytest
 from support.fake_engine import FakeEngine, FakeSlot, until
 from support.served import Served, served
 
-from distmk.engine.outputs import TokenOutput
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import DistmkError, UsageError
 
 sync_api = pytest.importorskip("playwright.sync_api")

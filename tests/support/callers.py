@@ -8,7 +8,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from distmk import LLM, SamplingParams
-from distmk.engine.outputs import TokenOutput
+from distmk.engine.token_output import TokenOutput
 
 
 def submit_at_random(llm: LLM, seed: int, num_requests: int = 64, exact: bool = True) -> None:

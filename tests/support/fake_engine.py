@@ -16,10 +16,10 @@ from tokenizers import Tokenizer as Inner
 
 from distmk.api.input_processor import InputProcessor
 from distmk.engine.logprobs import make_logprob
-from distmk.engine.outputs import Logprob, TokenOutput
 from distmk.engine.request import Deliver, Request
 from distmk.engine.sampling_params import SamplingParams
 from distmk.engine.stats import EngineStats
+from distmk.engine.token_output import Logprob, TokenOutput
 from distmk.errors import DistmkError, UsageError
 from distmk.text.chat.messages import ChatOptions, ChatPrompt
 from distmk.text.token_speller import TokenSpeller

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from distmk import SamplingParams
 from distmk.api.outputs import RequestOutput
-from distmk.engine.outputs import Logprob
+from distmk.engine.token_output import Logprob
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 1}
 NOISE = 1e-4  # of adding up float32 in another order

@@ -19,9 +19,9 @@ from distmk.abi import CommandKind, FinishReason
 from distmk.backends.launch_block import LaunchBlock, Token
 from distmk.backends.launch_spec import LaunchSpec
 from distmk.engine.engine_thread import EngineThread
-from distmk.engine.outputs import TokenOutput
 from distmk.engine.request import Request
 from distmk.engine.request_queue import SubmittedBatch
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import Interrupted, RankLostError
 
 NUM_SLOTS, NUM_ENTRIES, MAX_TOKENS = 2, 3, 6
