@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import filecmp
 import importlib.util
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.format_logits import check_logits
-from support.helpers import ROOT, Runner
+from support.helpers import Runner
+from support.repository_copy import changed_files, copy_with
 
 CLASS = '''
 """Weights as a number from -15 to 15 in a byte, times a factor of each row."""
@@ -83,16 +82,6 @@ class Package:
 
     folder: Path
 
-    def changed_files(self) -> list[str]:
-        """Files that are new or differ from the repository's."""
-        files = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file()]
-        return sorted(
-            file.as_posix()
-            for file in files
-            if "__pycache__" not in file.parts
-            and not ((ROOT / file).exists() and filecmp.cmp(self.folder / file, ROOT / file, shallow=False))
-        )
-
     def weight_format(self) -> Any:
         """The class, in this process."""
         spec = importlib.util.spec_from_file_location("coarse", self.folder / "distmk" / "formats" / "coarse.py")
@@ -105,19 +94,14 @@ class Package:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     folder = tmp_path_factory.mktemp("new_weight_format")
-    for part in ("distmk", "csrc"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "gen_abi.py", folder / "scripts")
-    for name, text in NEW_FILES.items():
-        (folder / name).write_text(text.lstrip())
+    copy_with(NEW_FILES, folder)
     generated = Runner(folder).run([sys.executable, "scripts/gen_abi.py"], {"PYTHONPATH": str(folder)})
     assert generated.status == 0, generated.stderr
     return Package(folder)
 
 
 def test_nothing_else_is_touched(package: Package) -> None:
-    assert package.changed_files() == sorted([*NEW_FILES, *GENERATED])
+    assert changed_files(package.folder) == sorted([*NEW_FILES, *GENERATED])
 
 
 @pytest.mark.parametrize(("num_ranks", "row_buckets"), [(1, "16,512"), (2, "16"), (2, "16,512")])

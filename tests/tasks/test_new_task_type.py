@@ -8,14 +8,13 @@ Their device bodies do nothing on any other path, so that a task that took one w
 from __future__ import annotations
 
 import dataclasses
-import filecmp
-import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.helpers import DISTMK, ROOT, Runner
+from support.helpers import DISTMK, Runner
+from support.repository_copy import changed_files, copy_with
 
 from distmk.backends.cuda.build import Report
 from distmk.backends.cuda.toolchain import find_toolchain
@@ -151,28 +150,12 @@ class Package:
     folder: Path
     env: dict[str, str]
 
-    def changed_files(self) -> list[str]:
-        """Files that are new or differ from the repository's."""
-        found = []
-        for path in sorted(self.folder.rglob("*")):
-            name = path.relative_to(self.folder)
-            if path.is_file() and "__pycache__" not in name.parts:
-                original = ROOT / name
-                if not original.exists() or not filecmp.cmp(path, original, shallow=False):
-                    found.append(name.as_posix())
-        return found
-
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     folder = tmp_path_factory.mktemp("new_task_type")
     copy = folder / "copy"
-    for part in ("distmk", "csrc"):
-        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "gen_abi.py", copy / "scripts")
-    for name, text in NEW_FILES.items():
-        (copy / name).write_text(text.lstrip())
+    copy_with(NEW_FILES, copy)
     own = folder / "own"
     own.mkdir()
     for name, text in OWN_FILES.items():
@@ -184,7 +167,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
 
 
 def test_nothing_else_is_touched(package: Package) -> None:
-    assert package.changed_files() == sorted([*NEW_FILES, "csrc/abi.h"])
+    assert changed_files(package.folder) == sorted([*NEW_FILES, "csrc/abi.h"])
 
 
 @pytest.mark.parametrize("backend", ["host", "emulated"])
