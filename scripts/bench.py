@@ -20,13 +20,11 @@ from pathlib import Path
 
 from benchmark import hops, host, step
 from benchmark.growth import draw_growth
+from benchmark.machine import NO_MULTICAST
 from benchmark.plot import draw
 from benchmark.report import Report
 
 from distmk.cli.exit_status import run_main
-
-# NVLink multicast is never needed, and can put a host's GPUs out of service for its other users.
-NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
 def run_drawing(arguments: argparse.Namespace) -> int:

@@ -25,9 +25,11 @@ DISTMK_FN uint32_t max_fused_splits(uint32_t max_kv_splits) {
   return max_kv_splits < COMBINE_WIDTH ? max_kv_splits : COMBINE_WIDTH;
 }
 
-// Number of splits of each run. All runs share a budget in proportion to the positions that they see, so that all
-// splits are about equally long and no worker has two. A run has at most ceil(length / min_kv_split_len) splits. All
-// lanes of a warp call this together.
+// Number of splits of each run. The runs share a budget of one split per worker. An only run gets all of it. Of several
+// runs, each gets as many splits as it needs for none to be longer than `split_len_`. Shares in proportion to the
+// lengths would not do, because they are rounded down: a run hardly shorter than the others would lose a whole split,
+// one of two if the budget is two splits a run. No run has more than ceil(length / min_kv_split_len) splits. All lanes
+// of a warp construct this together.
 class Splits {
  public:
   template <class Args>  // of attention or of a combine
@@ -38,32 +40,51 @@ class Splits {
         max_kv_splits_(fuses_combine(args, batch.num_rows, batch.runs[0]) ? max_fused_splits(args.max_kv_splits)
                                                                           : args.max_kv_splits) {
     static_assert(MAX_ROWS <= 32, "");
-    total_ = sum_of_sizes(batch.num_runs, [&](uint32_t run) { return num_seen(window_, batch.runs[run]); });
+    if (budget_ && batch.num_runs > 1) split_len_ = shared_split_len(batch);
   }
 
   DISTMK_FN uint32_t of(const BatchRun& run) const {
-    if (!budget_) return (static_cast<uint32_t>(run.kv_len) + min_kv_split_len_ - 1) / min_kv_split_len_;
+    if (!budget_) return quotient_up(static_cast<uint32_t>(run.kv_len), min_kv_split_len_);
     const uint32_t length = num_seen(window_, run);
-    return bounded(length == total_ ? budget_ : length * budget_ / total_, min_kv_split_len_, max_kv_splits_,
-                   length);  // division is slow
+    if (!split_len_) return of_only_run(budget_, min_kv_split_len_, max_kv_splits_, length);
+    const uint32_t wanted = quotient_up(length, split_len_);
+    return wanted < max_kv_splits_ ? wanted : max_kv_splits_;
   }
 
   // Splits of a batch-1 row whose combine is fused.
   template <class Args>
   DISTMK_FN static uint32_t of_fused(const Args& args, const BatchRun& run) {
-    return bounded(args.kv_split_budget, args.min_kv_split_len, max_fused_splits(args.max_kv_splits),
-                   num_seen(args.window, run, 1));
+    return of_only_run(args.kv_split_budget, args.min_kv_split_len, max_fused_splits(args.max_kv_splits),
+                       num_seen(args.window, run, 1));
   }
 
  private:
-  uint32_t budget_, min_kv_split_len_, window_, max_kv_splits_, total_ = 0;
+  uint32_t budget_, min_kv_split_len_, window_, max_kv_splits_;
+  uint32_t split_len_ = 0;  // positions; 0 for an only run
+
+  DISTMK_FN static uint32_t quotient_up(uint32_t dividend, uint32_t divisor) {
+    return (dividend + divisor - 1) / divisor;
+  }
+
+  // The shortest length with which no worker has a second split, in steps of a sixteenth and up to twice the mean. If
+  // there is none, many workers have two splits whatever their length is. Splits of the mean length then balance best.
+  DISTMK_FN uint32_t shared_split_len(const Batch& batch) const {
+    const auto sum_over_runs = [&](const auto& of_length) {
+      return sum_of_sizes(batch.num_runs, [&](uint32_t run) { return of_length(num_seen(window_, batch.runs[run])); });
+    };
+    const uint32_t mean = sum_over_runs([](uint32_t length) { return length; }) / budget_,
+                   least = mean > min_kv_split_len_ ? mean : min_kv_split_len_;
+    for (uint32_t len = least + least / 16; len <= 2 * least; len += len / 16 + 1)
+      if (sum_over_runs([&](uint32_t length) { return quotient_up(length, len); }) <= budget_) return len;
+    return least;
+  }
 
   // Numbers above COMBINE_WIDTH are rounded down to a multiple of it.
-  DISTMK_FN static uint32_t bounded(uint32_t wanted, uint32_t min_kv_split_len, uint32_t max_kv_splits,
-                                    uint32_t length) {
+  DISTMK_FN static uint32_t of_only_run(uint32_t wanted, uint32_t min_kv_split_len, uint32_t max_kv_splits,
+                                        uint32_t length) {
     if (!wanted) wanted = 1;
     if (wanted > max_kv_splits) wanted = max_kv_splits;
-    if (length <= (wanted - 1) * min_kv_split_len) wanted = (length + min_kv_split_len - 1) / min_kv_split_len;
+    if (length <= (wanted - 1) * min_kv_split_len) wanted = quotient_up(length, min_kv_split_len);
     return wanted < COMBINE_WIDTH ? wanted : wanted / COMBINE_WIDTH * COMBINE_WIDTH;
   }
 };

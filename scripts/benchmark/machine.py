@@ -19,6 +19,9 @@ sys.path.insert(0, str(ROOT / "examples" / "launch_lab"))
 from lab.gpu import pci_bus_id  # noqa: E402
 from lab.power import Meter  # noqa: E402
 
+# NVLink multicast is never needed, and can put a host's GPUs out of service for its other users.
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
 
 def versions(*packages: str) -> dict[str, str]:
     """The versions of Python, this repository, and those of `packages` that are installed."""

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from benchmark import machine
+from benchmark.bandwidth import measure_bandwidth
 from benchmark.ours import Timed, time_ours
 from benchmark.plot import draw
 from benchmark.report import Report, Row
@@ -29,7 +30,6 @@ from distmk.errors import UsageError
 from distmk.model.shards import shard_model
 
 PEERS = ("compiled", "graphed", "eager", "vllm")
-COPIES = {"6 copies in flight an SM": 6, "all copies in flight": None}
 COMPILER_THREADS = 16
 
 
@@ -105,7 +105,7 @@ class Comparison:
             context=work.context,
             tokens=work.tokens,
             step_bytes=max(work.step_bytes(shard) for shard in shards),
-            bandwidth=_bandwidth(bootstrap) if on_gpu else {},
+            bandwidth=measure_bandwidth(bootstrap) if on_gpu else {},
             machine=machine.gpu(gpu_of(bootstrap.local_rank)) if on_gpu else machine.cpu(),
         )
         self.report.machine |= machine.versions("torch", "triton", "nvshmem4py-cu13")
@@ -170,22 +170,6 @@ class Comparison:
         self._tell("vllm")
         timed = time_vllm(self._work, self._bootstrap)
         self._add(Row(timed.name, timed.times_ms, timed.steps, "has weights of its own"))
-
-
-def _bandwidth(bootstrap: Bootstrap) -> dict[str, float]:
-    """Bytes per second on the slowest rank, by the number of copies in flight."""
-    from distmk.backends.cuda.probe import read_bandwidth
-
-    def probe() -> dict[str, float]:
-        gpu = gpu_of(bootstrap.local_rank)
-        return {name: read_bandwidth(gpu, max_in_flight=most) for name, most in COPIES.items()}
-
-    mine = agree(bootstrap, probe)
-    import torch
-
-    torch.cuda.empty_cache()
-    everyone = [json.loads(payload) for payload in bootstrap.allgather(json.dumps(mine).encode())]
-    return {name: min(each[name] for each in everyone) for name in COPIES}
 
 
 def _write(report: Report, earlier: list[Report], arguments: argparse.Namespace) -> None:

@@ -121,9 +121,19 @@ def split_bounds(first: int, kv_len: int, num_splits: int) -> list[int]:
 def num_splits(
     seen: list[int], run: int, num_kv: int, num_workers: int, min_kv_split_len: int, max_kv_splits: int
 ) -> int:
-    """Splits of a run: its share of the workers, by the positions that it sees, with at least `min_kv_split_len` of them each;
-    from 8 on in eights. seen: positions that each run sees.
+    """Splits of a run. An only run has one for each worker, with at least `min_kv_split_len` positions each; from 8 on in eights.
+
+    Several runs have splits of up to one length, with which they have no more than there are workers: 17/16 of the mean or of
+    `min_kv_split_len`, or a sixteenth more, and so on. Lengths of more than twice the mean are of no use; then it is the mean.
+    seen: positions that each run sees.
     """
-    share = max(1, num_workers // num_kv) * seen[run] // sum(seen)
-    count = max(1, min(share, -(-seen[run] // min_kv_split_len), max_kv_splits))
-    return count if count < 8 else count // 8 * 8
+    budget = max(1, num_workers // num_kv)
+    if len(seen) == 1:
+        count = max(1, min(budget, -(-seen[0] // min_kv_split_len), max_kv_splits))
+        return count if count < 8 else count // 8 * 8
+    mean = max(sum(seen) // budget, min_kv_split_len)
+    lengths = [mean + mean // 16]
+    while lengths[-1] <= 2 * mean:
+        lengths.append(lengths[-1] + lengths[-1] // 16 + 1)
+    fitting = [length for length in lengths[:-1] if sum(-(-each // length) for each in seen) <= budget]
+    return min(max_kv_splits, -(-seen[run] // min(fitting, default=mean)))
