@@ -74,6 +74,8 @@ struct Team {
   DISTMK_FN bool all(bool mine) const { return size == 1 ? mine : __all_sync(~0u, mine); }
   // Broadcasts the leader's number, under the restrictions of all().
   DISTMK_FN uint32_t from_leader(uint32_t mine) const { return size == 1 ? mine : __shfl_sync(~0u, mine, 0); }
+  // The votes of all threads, one bit each, in the order of their indices; under the restrictions of all().
+  DISTMK_FN uint32_t votes(bool mine) const { return size == 1 ? mine : __ballot_sync(~0u, mine); }
 };
 
 DISTMK_FN uint64_t count_up(uint64_t* p) { return atomicAdd(reinterpret_cast<unsigned long long*>(p), 1ull) + 1; }
@@ -104,6 +106,7 @@ DISTMK_FN void back_off(uint64_t idle_ns) { __nanosleep(idle_ns > 20000000 ? 200
 
 // `v` must be positive.
 DISTMK_FN uint32_t floor_log2(uint32_t v) { return 31 - static_cast<uint32_t>(__clz(static_cast<int>(v))); }
+DISTMK_FN uint32_t count_bits(uint32_t v) { return static_cast<uint32_t>(__popc(v)); }
 
 // Loads a word, or 16 bytes, that may have been written since the kernel started: past L1, whose lines may be stale.
 DISTMK_FN int32_t load_changing(const int32_t* p) { return __ldcg(p); }

@@ -25,6 +25,7 @@ struct Team {
   void sync() const {}
   bool all(bool mine) const { return mine; }
   uint32_t from_leader(uint32_t mine) const { return mine; }
+  uint32_t votes(bool mine) const { return mine; }
 };
 
 DISTMK_FN uint64_t load_acquire(const uint64_t* p, Scope = Scope::DEVICE) {
@@ -50,6 +51,7 @@ DISTMK_FN uint64_t count_up(uint64_t* p) { return __atomic_add_fetch(p, 1, __ATO
 DISTMK_FN uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
 DISTMK_FN uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 DISTMK_FN uint32_t floor_log2(uint32_t v) { return 31 - static_cast<uint32_t>(__builtin_clz(v)); }
+DISTMK_FN uint32_t count_bits(uint32_t v) { return static_cast<uint32_t>(__builtin_popcount(v)); }
 DISTMK_FN int32_t load_changing(const int32_t* p) { return *p; }
 template <class T>
 T load_vector(const T* p) {

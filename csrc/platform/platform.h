@@ -28,3 +28,12 @@ constexpr bool SIGNALS_TAKE_LONG = false;
 #else
 #include "platform/host.h"
 #endif
+
+namespace distmk {
+// Index of the lowest bit that is set. `bits` must not be 0.
+DISTMK_FN uint32_t lowest_bit(uint32_t bits) { return floor_log2(bits & (0 - bits)); }
+// Place of this thread among the threads of its team that have voted (Team::votes), in the order of their indices.
+DISTMK_FN uint32_t place_among(uint32_t votes, const Team& team) {
+  return count_bits(votes & ((1u << team.index) - 1));
+}
+}  // namespace distmk

@@ -36,22 +36,23 @@ class BatchBuilder {
 
   // Adds one row for every sequence that decodes, then prompt chunks in the remaining rows, as far as there are pages.
   // Rows that keep to another program are left out; rows that keep to this program come first.
-  DISTMK_FN void build(uint32_t program) {
-    job_batch_ = choice_.has_jobs(program) ? context_.at<JobBatch>(choice_.batch(program)) : nullptr;
-    num_rows_ = num_runs_ = 0;
-    batch_.num_rows = batch_.num_runs = 0;
-    max_sampled_ = choice_.max_sampled(program);
+  // `HAS_DECODING`: build_together() has added the decoding rows, and prompts of `num_left` sequences are left to add.
+  template <bool HAS_DECODING = false>
+  DISTMK_FN void build(uint32_t program, uint32_t num_left = 0) {
+    if constexpr (!HAS_DECODING) begin(program, true);
     const uint32_t max_rows = choice_.max_rows(program), end = sequences_.end();
-    uint32_t num_reading = 0, num_kept = 0;  // num_kept: how many of them keep to programs
-    DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < end; ++slot) {
-      const Sequence& sequence = sequences_[slot];
-      const bool reads = sequence.request >= 0 && !is_decoding(sequence) && is_for(program, slot);
-      num_reading += reads;
-      num_kept += keeps_ && reads && sequences_.is_kept(slot);
+    uint32_t num_reading = num_left, num_kept = 0;  // num_kept: how many of them keep to programs
+    if constexpr (!HAS_DECODING) {
+      DISTMK_NO_UNROLL
+      for (uint32_t slot = 0; slot < end; ++slot) {
+        const Sequence& sequence = sequences_[slot];
+        const bool reads = sequence.request >= 0 && !is_decoding(sequence) && is_for(program, slot);
+        num_reading += reads;
+        num_kept += keeps_ && reads && sequences_.is_kept(slot);
+      }
+      if (keeps_) add_decoding(program, max_rows, true);
+      add_decoding(program, max_rows - num_kept, false);
     }
-    if (keeps_) add_decoding(program, max_rows, true);
-    add_decoding(program, max_rows - num_kept, false);
     const uint32_t first_slot = state_.first_slot < end ? state_.first_slot : 0;
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; num_reading && num_rows_ < max_rows; ++i) {
@@ -67,6 +68,34 @@ class BatchBuilder {
     }
     batch_.num_job_rows = static_cast<uint16_t>(job_batch_ ? num_rows_ : 0);
     batch_.num_job_runs = static_cast<uint16_t>(job_batch_ ? num_runs_ : 0);
+  }
+  // build() by all threads of the team, which add the decoding rows of a job batch together, a sequence each. The
+  // leader adds the chunks of prompts, and alone builds a batch of up to MAX_ROWS rows.
+  DISTMK_FN void build_together(const Team& team, uint32_t program) {
+    team.sync();  // all have chosen the program
+    if (choice_.has_jobs(program)) {
+      begin(program, team.leader());
+      const uint32_t max_rows = choice_.max_rows(program), end = sequences_.end();
+      uint32_t num_reading = 0, num_kept = 0;  // see build()
+      DISTMK_NO_UNROLL
+      for (uint32_t first = 0; first < end; first += team.size) {
+        const uint32_t slot = first + team.index;
+        const bool reads = slot < end && may_read(program, slot);
+        num_reading += count_bits(team.votes(reads));
+        num_kept += count_bits(team.votes(keeps_ && reads && sequences_.is_kept(slot)));
+      }
+      if (keeps_) add_decoding_together(team, program, max_rows, true);
+      add_decoding_together(team, program, max_rows - num_kept, false);
+      team.sync();
+      if (team.leader()) {
+        batch_.num_rows = num_runs_ = num_rows_;
+        build<true>(program, num_reading);
+      }
+    } else if (team.leader()) {
+      build(program);
+    }
+    team.sync();
+    num_rows_ = team.from_leader(num_rows_);
   }
   DISTMK_FN uint32_t num_rows() const { return num_rows_; }
 
@@ -84,6 +113,13 @@ class BatchBuilder {
   uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
   bool keeps_ = false;                    // several programs exist, and some rows keep to one
+
+  DISTMK_FN void begin(uint32_t program, bool is_leader) {
+    job_batch_ = choice_.has_jobs(program) ? context_.at<JobBatch>(choice_.batch(program)) : nullptr;
+    num_rows_ = num_runs_ = 0;
+    if (is_leader) batch_.num_rows = batch_.num_runs = 0;
+    max_sampled_ = choice_.max_sampled(program);
+  }
 
   // Programs round differently. So a sequence with a seed keeps to programs: a row's position alone says which program
   // computes it. The tokens of the sequence then seldom depend on what else runs. The smallest bucket that holds the
@@ -119,6 +155,18 @@ class BatchBuilder {
     return num <= choice_.max_rows(0);
   }
 
+  // Whether `program` may read more of the prompt of the sequence in a slot.
+  DISTMK_FN bool may_read(uint32_t program, uint32_t slot) const {
+    const Sequence& sequence = sequences_[slot];
+    return sequence.request >= 0 && !is_decoding(sequence) && is_for(program, slot);
+  }
+  // Whether add_decoding() adds a row for the sequence in a slot, as far as there is room.
+  DISTMK_FN bool may_decode(uint32_t program, uint32_t slot, bool kept) const {
+    const Sequence& sequence = sequences_[slot];
+    if (sequence.request < 0 || !is_decoding(sequence) || !is_for(program, slot)) return false;
+    return !keeps_ || sequences_.is_kept(slot) == kept;
+  }
+
   // Adds a row for every decoding sequence that keeps to programs (`kept`), or for every other decoding sequence. If no
   // sequence keeps to programs, adds a row for all.
   DISTMK_FN void add_decoding(uint32_t program, uint32_t max_rows, bool kept) {
@@ -128,6 +176,29 @@ class BatchBuilder {
       if (sequence.request < 0 || !is_decoding(sequence) || !is_for(program, slot)) continue;
       if (!keeps_ || sequences_.is_kept(slot) == kept) add_run(slot, 1);
     }
+  }
+
+  // add_decoding() for the first rows of a job batch, by all threads of the team. Each of these rows is a run.
+  DISTMK_FN void add_decoding_together(const Team& team, uint32_t program, uint32_t max_rows, bool kept) {
+    const uint32_t end = sequences_.end();
+    DISTMK_NO_UNROLL
+    for (uint32_t first = 0; first < end && num_rows_ < max_rows; first += team.size) {
+      const uint32_t slot = first + team.index;
+      const uint32_t votes = team.votes(slot < end && may_decode(program, slot, kept));
+      const uint32_t row = num_rows_ + place_among(votes, team);
+      const bool has_row = votes >> team.index & 1 && row < max_rows;
+      pages_.grow_each(team, has_row, slot);
+      if (has_row) add_decoding_row(slot, row);
+      num_rows_ = min(num_rows_ + count_bits(votes), max_rows);
+    }
+  }
+  DISTMK_FN void add_decoding_row(uint32_t slot, uint32_t row) {
+    Sequence& sequence = sequences_[slot];
+    const RowSample sample = row_sample(request_of(context_.params(), sequence), sequence.position);
+    const auto position = static_cast<int32_t>(sequence.position++);
+    job_batch_->sampled[row] = row;
+    job_batch_->rows[row] = {sequence.last_token, position, static_cast<int32_t>(slot), static_cast<int32_t>(sample)};
+    job_batch_->runs[row] = {static_cast<int32_t>(row), 1, static_cast<int32_t>(slot), position + 1};
   }
 
   // Rows that all sequences want. Stops counting once more rows would not change the choice of program.

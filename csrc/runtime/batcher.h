@@ -21,6 +21,8 @@ enum Step : uint32_t { HAS_BATCH = 1, HAS_PAGES = 2, HAS_RECORDS = 4 };
 
 class Batcher {
  public:
+  static constexpr bool TOGETHER = false;  // see TeamBatcher
+
   // `events` is memory for HostRings. It is no member, and no member points to another one: a GPU keeps the batcher in
   // registers only if nothing needs its address.
   DISTMK_FN Batcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory, TokenEvent* events)
@@ -35,16 +37,11 @@ class Batcher {
   // Turns the batch of the last iteration into the next one. Returns bits of Step. Afterwards publish() informs the
   // host.
   DISTMK_FN uint32_t advance() {
-    if (!context_.resumed && context_.iteration == 0) reset();
-    if (!context_.resumed) state_.tokens_taken = 0;
-    iteration_ = state_.num_iterations;
-    rings_.begin();
-    if (!rings_.has_room()) return 0;
+    if (!begin()) return 0;
     pages_.changes_were_put();
     const bool has_batch = next_batch();
     rings_.count();
-    return has_batch * HAS_BATCH + (has_batch && state_.pages_changed) * HAS_PAGES +
-           reported_.any_record() * HAS_RECORDS;
+    return step_bits(has_batch);
   }
 
   // If the rows have records, all threads of the team call this before publish() announces the rows' tokens.
@@ -56,7 +53,7 @@ class Batcher {
   // The program that the batch is for.
   DISTMK_FN uint32_t program() const { return program_; }
 
- private:
+ protected:
   Context& context_;
   const SchedulerStepArgs& args_;
   BatcherState& state_;
@@ -82,6 +79,19 @@ class Batcher {
     pages_.reset();
   }
 
+  // Begins a step. Returns whether the host has room for its tokens.
+  DISTMK_FN bool begin() {
+    if (!context_.resumed && context_.iteration == 0) reset();
+    if (!context_.resumed) state_.tokens_taken = 0;
+    iteration_ = state_.num_iterations;
+    rings_.begin();
+    return rings_.has_room();
+  }
+  DISTMK_FN uint32_t step_bits(bool has_batch) const {
+    return has_batch * HAS_BATCH + (has_batch && state_.pages_changed) * HAS_PAGES +
+           reported_.any_record() * HAS_RECORDS;
+  }
+
   // Returns whether there is a batch.
   DISTMK_FN bool next_batch() {
     const bool is_near = !batch_.num_job_rows && sequences_.all_near();
@@ -101,10 +111,13 @@ class Batcher {
       builder_.build(program_);
     } while (!builder_.num_rows() && state_.num_running && preempt_youngest());
     if (!builder_.num_rows() && !is_over()) return false;  // all were put back: the host sends them again
-    batch_.stop = builder_.num_rows() ? GOES_ON : ENDS_LAUNCH;
-    if (batch_.stop) program_ = args_.program;
-    begin_iteration(builder_.num_rows());
+    end_batch(builder_.num_rows());
     return true;
+  }
+  DISTMK_FN void end_batch(uint32_t num_rows) {
+    batch_.stop = num_rows ? GOES_ON : ENDS_LAUNCH;
+    if (batch_.stop) program_ = args_.program;
+    begin_iteration(num_rows);
   }
 
   // Counts an iteration of `num_rows` rows, whose batch is complete. Only slab iterations have Lamport rows to reset.
@@ -136,14 +149,16 @@ class Batcher {
     return best_token_of_row(candidates_, index, args_.num_ranks, num_rows);
   }
 
-  // Returns whether each row gave a token and no sequence finished.
-  template <bool NEAR>
+  // Returns whether each row gave a token and no sequence finished. `TOGETHER`: all threads of the team take rows, and
+  // TeamBatcher does what follows from their events.
+  template <bool NEAR, bool TOGETHER = false>
   DISTMK_FN bool take_tokens() {
     const uint32_t num_running = state_.num_running;
     const BatchRow* rows = NEAR || !batch_.num_job_rows ? batch_.rows : context_.at<const JobBatch>(args_.batch)->rows;
+    const uint32_t first = TOGETHER ? context_.team.index : 0, stride = TOGETHER ? context_.team.size : 1;
     uint32_t num_tokens = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t index = 0; index < batch_.num_rows; ++index) {
+    for (uint32_t index = first; index < batch_.num_rows; index += stride) {
       const BatchRow row = rows[index];
       if (!row.sample) {
         reported_.without_event |= 1u << index;
@@ -160,9 +175,13 @@ class Batcher {
         ++num_tokens;
       }
       const bool has_record = (is_score || limits.reports_logprobs) && context_.params().logprobs;
-      reported_.add(has_record);
-      rings_.add(limits.id, token, finish, iteration_ - 1, has_record);
-      if (finish != FinishReason::NONE) release(static_cast<uint32_t>(row.slot));
+      if constexpr (TOGETHER) {
+        rings_.set(index, limits.id, token, finish, iteration_ - 1, has_record);
+      } else {
+        reported_.add(has_record);
+        rings_.add(limits.id, token, finish, iteration_ - 1, has_record);
+        if (finish != FinishReason::NONE) release(static_cast<uint32_t>(row.slot));
+      }
     }
     return state_.num_running == num_running && num_tokens == batch_.num_rows;
   }
@@ -269,12 +288,12 @@ class Batcher {
     return false;
   }
 
-  // Starts the waiting requests in the order of the ring.
-  DISTMK_FN bool admit() {
+  // Starts the waiting requests in the order of the ring. No slot below `slot` is free. Returns whether any started.
+  DISTMK_FN bool admit(uint32_t slot = 0) {
     bool admitted = false;
     const uint32_t max_sequences = ProgramChoice(context_, args_).max_sequences();
     DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; state_.num_admitted != state_.num_commands; ++state_.num_admitted) {
+    for (; state_.num_admitted != state_.num_commands; ++state_.num_admitted) {
       const Command& command = rings_.command(state_.num_admitted);
       if (command.kind != static_cast<uint32_t>(CommandKind::ADD)) continue;
       while (!sequences_.is_free(slot)) ++slot;

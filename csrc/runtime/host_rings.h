@@ -46,15 +46,24 @@ class HostRings {
 
   DISTMK_FN void add(uint32_t request, int32_t token, FinishReason finish, uint64_t iteration,
                      bool has_logprobs = false) {
+    set(num_events_, request, token, finish, iteration, has_logprobs);
+    ++num_events_;
+  }
+  // The threads of a team add `num` events: each thread calls set() for some of them, and all call add_set().
+  DISTMK_FN void set(uint32_t index, uint32_t request, int32_t token, FinishReason finish, uint64_t iteration,
+                     bool has_logprobs) {
     const TokenEvent event{request, token, static_cast<uint16_t>(finish), has_logprobs,
                            static_cast<uint32_t>(iteration)};
     // Two stores instead of one through a selected pointer, which would make the compiler address a thread's own memory
     // by generic loads and stores.
-    if (num_events_ < NUM_NEAR)
-      near_[num_events_] = event;
+    if (index < NUM_NEAR)
+      near_[index] = event;
     else
-      far_[num_events_ - NUM_NEAR] = event;
-    ++num_events_;
+      far_[index - NUM_NEAR] = event;
+  }
+  DISTMK_FN void add_set(uint32_t num) { num_events_ += num; }
+  DISTMK_FN const TokenEvent& event(uint32_t index) const {
+    return index < NUM_NEAR ? near_[index] : far_[index - NUM_NEAR];
   }
   // Whether the step may report one more cancelled request.
   DISTMK_FN bool may_cancel() const { return num_events_ < (EVENTS_PER_ROW - 1) * max_rows_; }
@@ -73,13 +82,19 @@ class HostRings {
       reinterpret_cast<TokenEvent*>(params_.tokens)[place] = event(i);
       if (++place == params_.token_capacity) place = 0;  // no modulo: integer division is slow on a GPU
     }
-    if (num_events_) {
-      counts_.iterations = iteration;
-      counts_.num_running = state_.num_running;
-      counts_.num_free_pages = state_.num_free_pages;
-      store_release(&counts_.tokens, num_before_ + num_events_, Scope::SYSTEM);
+    publish_counts(iteration);
+  }
+  // publish() for all threads of the team, which share the memory of `near`. The leader has called count().
+  DISTMK_FN void publish(const Team& team, uint64_t iteration) const {
+    const uint32_t num_events = team.from_leader(num_events_), first = team.from_leader(first_place());
+    DISTMK_NO_UNROLL
+    for (uint32_t i = team.index; i < num_events; i += team.size) {
+      const uint32_t place = first + i;
+      reinterpret_cast<TokenEvent*>(
+          params_.tokens)[place < params_.token_capacity ? place : place - params_.token_capacity] = event(i);
     }
-    if (num_done_ != num_done_before_) store_release(&counts_.commands_done, num_done_, Scope::SYSTEM);
+    team.sync();
+    if (team.leader()) publish_counts(iteration);
   }
 
  private:
@@ -93,9 +108,16 @@ class HostRings {
   uint64_t sent_ = 0;        // commands sent, as loaded by begin()
   uint64_t num_done_before_ = 0, num_done_ = 0;
 
-  DISTMK_FN const TokenEvent& event(uint32_t index) const {
-    return index < NUM_NEAR ? near_[index] : far_[index - NUM_NEAR];
+  DISTMK_FN void publish_counts(uint64_t iteration) const {
+    if (num_events_) {
+      counts_.iterations = iteration;
+      counts_.num_running = state_.num_running;
+      counts_.num_free_pages = state_.num_free_pages;
+      store_release(&counts_.tokens, num_before_ + num_events_, Scope::SYSTEM);
+    }
+    if (num_done_ != num_done_before_) store_release(&counts_.commands_done, num_done_, Scope::SYSTEM);
   }
+
   DISTMK_FN bool fits() const {
     return state_.num_published + EVENTS_PER_ROW * max_rows_ <= state_.tokens_read + params_.token_capacity;
   }

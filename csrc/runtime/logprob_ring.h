@@ -19,6 +19,11 @@ struct ReportedRows {
     (num_events < 64 ? with_record : with_record_high) |= bit;
     ++num_events;
   }
+  // add() for `num` events, at most 32, one bit each. None of them may be in both words.
+  DISTMK_FN void add(uint32_t bits, uint32_t num) {
+    (num_events < 64 ? with_record : with_record_high) |= uint64_t{bits} << num_events % 64;
+    num_events += num;
+  }
 };
 
 // Copies the records of the leader's `reported` rows, with all threads of the team. `place` is the leader's index in

@@ -34,6 +34,30 @@ class PagePool {
     return {page, generation};
   }
 
+  // take() for every thread of the team that `wants` a page, in the order of the threads. All threads call it. As many
+  // pages must be free.
+  DISTMK_FN PageRef take_each(const Team& team, bool wants) {
+    const uint32_t votes = team.votes(wants), num = count_bits(votes), place = place_among(votes, team);
+    team.sync();  // votes order no memory: the leader may just have changed the pool
+    const uint32_t first = pool_.num_touched, num_new = min(num, num_pages_ - first);
+    PageRef mine{static_cast<int32_t>(first + place), 1};
+    if (wants && place < num_new) pages_[mine.page] = {-1, -1, 1, 1};
+    team.sync();  // all have read the pool's state
+    if (team.leader()) {
+      pool_.num_touched += num_new;
+      state_.num_free_pages -= num_new;
+    }
+    DISTMK_NO_UNROLL
+    for (uint32_t i = num_new; i < num; ++i) {  // the list of free pages leads from one to the next
+      PageRef taken{};
+      if (team.leader()) taken = take();
+      const auto page = static_cast<int32_t>(team.from_leader(static_cast<uint32_t>(taken.page)));
+      const uint32_t generation = team.from_leader(taken.generation);
+      if (wants && place == i) mine = {page, generation};
+    }
+    return mine;
+  }
+
   // Whether the page still has the content that a PageRef names, and whether a sequence uses it.
   struct Content {
     bool is_kept, is_used;

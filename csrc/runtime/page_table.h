@@ -35,6 +35,15 @@ class PageTable {
       sequence.num_put_pages = pages_of(sequence.position);
     }
   }
+  // changes_were_put() for all threads of the team.
+  DISTMK_FN void changes_were_put(const Team& team) {
+    const bool changed = state_.pages_changed;
+    if (changed && args_.num_ranks > 1)
+      for (uint32_t slot = team.index; slot < sequences_.end(); slot += team.size)
+        sequences_[slot].num_put_pages = pages_of(sequences_[slot].position);
+    team.sync();
+    if (team.leader()) state_.pages_changed = 0;
+  }
 
   DISTMK_FN uint32_t num_free() const { return state_.num_free_pages; }
   DISTMK_FN uint32_t pages_of(uint32_t num_positions) const {
@@ -46,6 +55,16 @@ class PageTable {
   // Gives a sequence the page of its next position, if that position starts a page. A page must be free.
   DISTMK_FN void grow(uint32_t slot, const Sequence& sequence) {
     if (needs_page(sequence)) append(slot, sequence, pool_.take());
+  }
+
+  // grow() for the sequence in the slot of every thread of the team that has a row for it, in the order of the threads.
+  // All threads call it.
+  DISTMK_FN void grow_each(const Team& team, bool has_row, uint32_t slot) {
+    const bool takes = has_row && needs_page(sequences_[slot]);
+    if (!team.votes(takes)) return;
+    const PageRef ref = pool_.take_each(team, takes);
+    if (takes) append<false>(slot, sequences_[slot], ref);
+    if (team.leader()) state_.pages_changed = 1;
   }
 
   // Frees the pages of a sequence, the last one first. Free pages are reused in that order, so the beginning of a
@@ -118,11 +137,12 @@ class PageTable {
       *reinterpret_cast<PageRef*>(request.pages) = {static_cast<int32_t>(num_pages * args_.page_size), 0};
   }
 
-  // Records `ref` as the page of the sequence's next position.
+  // Records `ref` as the page of the sequence's next position. Without `NOTES_CHANGE` the caller sets `pages_changed`.
+  template <bool NOTES_CHANGE = true>
   DISTMK_FN void append(uint32_t slot, const Sequence& sequence, const PageRef& ref) {
     const uint32_t page = sequence.position >> page_shift_;
     entry(slot, page) = ref.page;
-    state_.pages_changed = 1;
+    if constexpr (NOTES_CHANGE) state_.pages_changed = 1;
     const RequestEntry& request = reinterpret_cast<const RequestEntry*>(params_.requests)[sequence.request];
     if (request.pages) reinterpret_cast<PageRef*>(request.pages)[1 + page] = ref;
   }
@@ -143,6 +163,29 @@ DISTMK_FN void put_page_table(const Context& context, const SchedulerStepArgs& a
     for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
       if (rank != context.rank())
         context.put(rank, entries, context.at<void>(entries), (num_pages - first) * sizeof(int32_t));
+  }
+}
+
+// put_page_table() of a job program, whose ranks mostly reach each other by pointers: each thread stores the entries of
+// some slots.
+DISTMK_FN void store_page_table(const Context& context, const SchedulerStepArgs& args, const Sequences& sequences) {
+  if (context.rank_state.transport) return put_page_table(context, args, sequences);
+  if (args.num_ranks == 1) return;
+  const uint32_t page_shift = floor_log2(args.page_size);
+  const auto* own = context.at<const int32_t>(args.page_table);
+  DISTMK_NO_UNROLL
+  for (uint32_t slot = context.team.index; slot < sequences.end(); slot += context.team.size) {
+    const Sequence& sequence = sequences[slot];
+    if (sequence.request < 0) continue;
+    const uint32_t num_pages = (sequence.position + args.page_size - 1) >> page_shift;
+    DISTMK_NO_UNROLL
+    for (uint32_t page = sequence.num_put_pages; page < num_pages; ++page) {
+      const uint32_t entry = slot * args.max_pages + page;
+      const int32_t value = load_changing(own + entry);
+      DISTMK_NO_UNROLL
+      for (uint32_t rank = 0; rank < args.num_ranks; ++rank)
+        if (rank != context.rank()) context.peer<int32_t>(rank, args.page_table)[entry] = value;
+    }
   }
 }
 

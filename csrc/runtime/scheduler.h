@@ -4,6 +4,7 @@
 // read the batch metadata.
 #pragma once
 #include "runtime/jit_ring.h"
+#include "runtime/sequences.h"
 #include "runtime/task_types.h"
 #include "runtime/trace.h"
 #include "runtime/wait.h"
@@ -21,13 +22,17 @@ DISTMK_FN bool has_launches(const RankState& state, uint32_t id) {
 }
 
 // Runs the scheduler step, the only task that schedulers run themselves. Returns the time at which its body ended, or 0
-// if it was postponed. `resumed`: it was postponed before.
+// if it was postponed. `resumed`: it was postponed before. `HAS_JOBS`: the program is a job program.
+template <bool HAS_JOBS>
 DISTMK_NOINLINE uint64_t run_scheduler_step(const RankState& state, const Team team, const TaskView task,
                                             uint64_t iteration, bool resumed) {
   Context context(state, team);
   context.begin(task, iteration);
   context.resumed = resumed;
-  run_scheduler_body(context);
+  if constexpr (HAS_JOBS)
+    body_job_step(context, args_of<SchedulerStepArgs>(*task.desc));
+  else
+    run_scheduler_body(context);
   if (context.postponed()) return 0;
   const uint64_t body_end_ns = now_ns();
   context.finish();
@@ -149,7 +154,9 @@ class Scheduler {
     if (is_mine_ && !has_batch()) {
       if (!met) return false;
       start_ns_ = tracer_.now();
-      const uint64_t body_end_ns = run_scheduler_step(state_, team_, task_, iteration_, postponed_);
+      const bool jobs = has_jobs(args_of<SchedulerStepArgs>(*task_.desc));
+      const uint64_t body_end_ns = jobs ? run_scheduler_step<true>(state_, team_, task_, iteration_, postponed_)
+                                        : run_scheduler_step<false>(state_, team_, task_, iteration_, postponed_);
       postponed_ = !body_end_ns;
       if (postponed_) return false;
       tracer_.record(context(), start_ns_, body_end_ns);

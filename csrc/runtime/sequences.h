@@ -10,6 +10,11 @@ DISTMK_FN uint32_t num_slots(const SchedulerStepArgs& args) {
   return args.max_slots > MAX_ROWS ? args.max_slots : MAX_ROWS;
 }
 
+// Whether the step's program is a job program. Schedulers then run body_job_step(), which does what the body of the
+// task type would do, in less time if there are many sequences.
+DISTMK_FN bool has_jobs(const SchedulerStepArgs& args) { return args.max_rows[args.program] > MAX_ROWS; }
+DISTMK_BODY void body_job_step(Context& context, const SchedulerStepArgs& args);
+
 DISTMK_FN PagePoolState* page_pool(const Context& context, const SchedulerStepArgs& args) {
   return reinterpret_cast<PagePoolState*>(context.at<BatcherState>(args.state) + 1);
 }
@@ -17,6 +22,7 @@ DISTMK_FN PagePoolState* page_pool(const Context& context, const SchedulerStepAr
 DISTMK_FN Sequence* far_sequences(const Context& context, const SchedulerStepArgs& args) {
   return reinterpret_cast<Sequence*>(reinterpret_cast<KvPage*>(page_pool(context, args) + 1) + args.num_pages);
 }
+DISTMK_FN uint32_t far_bytes(const SchedulerStepArgs& args) { return (num_slots(args) - MAX_ROWS) * sizeof(Sequence); }
 // Events of a step beyond the NUM_NEAR that HostRings keeps in near memory.
 DISTMK_FN TokenEvent* far_events(const Context& context, const SchedulerStepArgs& args) {
   return reinterpret_cast<TokenEvent*>(far_sequences(context, args) + num_slots(args) - MAX_ROWS);

@@ -96,9 +96,13 @@ class Simulation {
       context.resumed = resumed;
       const SchedulerStepArgs& args = steps_[program];
       auto* batcher = context.at<BatcherState>(args.state);
-      prepare_batch(context, args,
-                    {batcher, context.at<Batch>(args.batch), context.at<Candidate>(args.candidates),
-                     far_sequences(context, args)});
+      const BatcherMemory memory{batcher, context.at<Batch>(args.batch), context.at<Candidate>(args.candidates),
+                                 far_sequences(context, args)};
+      TokenEvent events[HostRings::NUM_NEAR];
+      if (has_jobs(args))
+        prepare_batch_together(context, args, memory, events);
+      else
+        prepare_batch(context, args, memory);
       take_tokens();
       resumed = context.postponed();
       if (resumed) continue;

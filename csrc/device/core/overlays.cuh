@@ -30,13 +30,14 @@ enum Phase : uint32_t {
   ARGMAX = 1 << 3,  // the end of a head slab, when its sums are complete
   SPLIT = 1 << 4,   // attention over one split of the KV cache
   SAMPLING = 1 << 5,
-  PRODUCT = 1 << 6,     // a GEMM of a whole matrix in jobs (device/jobs)
-  APPEND = 1 << 7,      // appends the keys and values of an iteration's rows
-  BLOCK_JOB = 1 << 8,   // attention for a block of queries
-  ROW_JOBS = 1 << 9,    // attention for runs with few queries
-  ROW_SUM = 1 << 10,    // the sum of an all-reduce, row by row
-  OWN_BODY = 1 << 11,   // a body of a registered task type
-  SCHEDULERS = 1 << 12  // no consumers: the schedulers' CTA
+  PRODUCT = 1 << 6,      // a GEMM of a whole matrix in jobs (device/jobs)
+  APPEND = 1 << 7,       // appends the keys and values of an iteration's rows
+  BLOCK_JOB = 1 << 8,    // attention for a block of queries
+  ROW_JOBS = 1 << 9,     // attention for runs with few queries
+  ROW_SUM = 1 << 10,     // the sum of an all-reduce, row by row
+  OWN_BODY = 1 << 11,    // a body of a registered task type
+  SCHEDULERS = 1 << 12,  // no consumers: the schedulers' CTA
+  JOB_STEP = 1 << 13     // the scheduler step of a job program, which runs when all tasks of the iteration are done
 };
 constexpr uint32_t SLABS = GEMV | SLAB | HEAD | ARGMAX, LAYERS = PRODUCT | APPEND | BLOCK_JOB | ROW_JOBS | ROW_SUM;
 
@@ -86,7 +87,9 @@ constexpr uint32_t PAGES_BYTES = 8192, SCHEDULE_BYTES = 20 * MAX_SEQUENCES + 48;
   /* free for the body */                                                                   \
   X(OWN_WORK, WORK, 0, WORK_BYTES, OWN_BODY)                                                \
   /* tasks that each scheduler holds */                                                     \
-  X(SCHEDULER_TASKS, STAGES, 0, 2 * MAX_OWN_SCHEDULERS * sizeof(TaskSlot), SCHEDULERS)
+  X(SCHEDULER_TASKS, STAGES, 0, 2 * MAX_OWN_SCHEDULERS * sizeof(TaskSlot), SCHEDULERS)      \
+  /* sequences in the slots from MAX_ROWS on */                                             \
+  X(FAR_SEQUENCES, WORK, 0, (MAX_SEQUENCES - MAX_ROWS) * sizeof(Sequence), SCHEDULERS | JOB_STEP)
 
 enum class Overlay : uint32_t {
 #define DISTMK_NAME(name, region, begin, bytes, phases) name,

@@ -78,7 +78,10 @@ constexpr uint32_t CACHED_RANKS = 8;  // with more ranks, the batcher reads the 
 struct SchedulerCopies {
   alignas(16) BatcherState state;
   alignas(16) Batch batch;
-  Candidate candidates[CACHED_RANKS * MAX_ROWS];
+  union {
+    Candidate candidates[CACHED_RANKS * MAX_ROWS];  // of a slab iteration
+    TokenEvent events[EVENTS_PER_ROW * MAX_ROWS];   // in a job program, the step's first events
+  };
 };
 
 struct Shared {

@@ -44,6 +44,7 @@ inline float __logf(float v) { return std::log(v); }
 inline unsigned __float_as_uint(float v) { return __builtin_bit_cast(unsigned, v); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __clz(int v) { return v ? __builtin_clz(static_cast<unsigned>(v)) : 32; }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline float __uint_as_float(uint32_t bits) {
   float v;

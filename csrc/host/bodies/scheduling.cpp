@@ -17,10 +17,19 @@ void body_sample(Context& context, const SampleArgs& args) {
   if (context.rank() != 0) context.push(0, args.out, best, args.num_rows * sizeof(Candidate));
 }
 
+namespace {
+BatcherMemory batcher_memory(const Context& context, const SchedulerStepArgs& args) {
+  return {context.at<BatcherState>(args.state), context.at<Batch>(args.batch), context.at<Candidate>(args.candidates),
+          far_sequences(context, args)};
+}
+}  // namespace
+
 void body_scheduler_step(Context& context, const SchedulerStepArgs& args) {
-  prepare_batch(context, args,
-                {context.at<BatcherState>(args.state), context.at<Batch>(args.batch),
-                 context.at<Candidate>(args.candidates), far_sequences(context, args)});
+  prepare_batch(context, args, batcher_memory(context, args));
+}
+void body_job_step(Context& context, const SchedulerStepArgs& args) {
+  TokenEvent events[HostRings::NUM_NEAR];
+  prepare_batch_together(context, args, batcher_memory(context, args), events);
 }
 
 }  // namespace distmk
