@@ -47,6 +47,7 @@ PRESETS: Mapping[str, ModelConfig] = {
     "smollm2-135m": _preset("llama", (576, 1536, 30, 9, 3, 64, 49152, 8192), **_SMOLLM2),
     "qwen3-0.6b": _preset("qwen3", (1024, 3072, 28, 16, 8, 128, 151936, 40960), tie_embeddings=True, **_QWEN3),
     "qwen3-1.7b": _preset("qwen3", (2048, 6144, 28, 16, 8, 128, 151936, 40960), tie_embeddings=True, **_QWEN3),
+    "qwen3-4b": _preset("qwen3", (2560, 9728, 36, 32, 8, 128, 151936, 40960), tie_embeddings=True, **_QWEN3),
     "qwen3-8b": _preset("qwen3", (4096, 12288, 36, 32, 8, 128, 151936, 40960), tie_embeddings=False, **_QWEN3),
     "qwen3-32b": _preset("qwen3", (5120, 25600, 64, 64, 8, 128, 151936, 40960), tie_embeddings=False, **_QWEN3),
     "llama-3.1-8b": _preset("llama", (4096, 14336, 32, 32, 8, 128, 128256, 131072), **_LLAMA3),

@@ -56,4 +56,4 @@ def test_team_makes_the_same_memory() -> None:
 @pytest.mark.slow
 def test_no_lane_reads_what_another_one_may_not_have_written() -> None:
     with skips_without("thread"):
-        run("compare_batchers-races", ("-g1", "-O1", "-DDISTMK_RACECHECK", *SANITIZERS["thread"]), 10)
+        run("compare_batchers-races", ("-g1", "-O1", "-DDISTMK_RACECHECK", *SANITIZERS["thread"]), 5)

@@ -130,14 +130,14 @@ def test_rope_freq_factors_divide() -> None:
 
 def test_presets() -> None:
     assert set(PRESETS) == {
-        "smollm2-135m", "qwen3-0.6b", "qwen3-1.7b", "qwen3-8b", "qwen3-32b", "llama-3.1-8b", "llama-3.1-70b"
+        "smollm2-135m", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-32b", "llama-3.1-8b", "llama-3.1-70b"
     }  # fmt: skip
     # Parameter counts as published (embeddings counted once when tied), to within rounding of their names.
     from distmk.weights import expected_tensors
 
     published = {
         "smollm2-135m": 134_515_008, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976,
-        "qwen3-8b": 8_190_735_360, "qwen3-32b": 32_762_123_264,
+        "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-32b": 32_762_123_264,
         "llama-3.1-8b": 8_030_261_248, "llama-3.1-70b": 70_553_706_496,
     }  # fmt: skip
     for name, config in PRESETS.items():
