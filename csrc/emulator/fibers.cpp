@@ -236,6 +236,7 @@ void run_grid(uint32_t num_blocks, uint32_t num_threads, size_t shared_bytes, ui
   }
   entry = &kernel;
   std::mt19937_64 random(seed);
+  for (Fiber& fiber : fibers) fiber.timing.seed(static_cast<uint32_t>(random()));
   Paces paces(fibers.size() / WARP);
   std::vector<WarpWait> warp_waits(fibers.size() / WARP);
   num_left = fibers.size();

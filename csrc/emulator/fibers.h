@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "emulator/groups.h"
@@ -29,9 +30,13 @@ struct Copy {  // a bulk copy to shared memory, in flight
   uint64_t* full;
 };
 
-struct Chunk {  // a thread's copy of 16 bytes to shared memory, in flight; zeros if `src` is null
+// A thread's copy of 16 bytes to shared memory, in flight; zeros if `src` is null. The source is read when the copy
+// starts or, if `reads_late`, when the thread awaits it.
+struct Chunk {
   char* dst;
   const char* src;
+  bool reads_late;
+  char content[16];
 };
 
 struct Block {
@@ -56,6 +61,7 @@ struct Fiber {
   const uint64_t* met = nullptr;  // a meeting's count or an mbarrier: the fiber waits until this differs from `seen`
   uint64_t seen = 0;
   Groups<Chunk> chunks;
+  std::minstd_rand timing;                 // of its copies
   Groups<std::function<void()>> products;  // products that run late (emulator/products.h)
   bool done = false;
 };

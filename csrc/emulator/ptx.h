@@ -151,16 +151,17 @@ inline void copy_chunk(uint32_t dst, const void* src, bool wanted) {
   must_be_aligned(at_shared<uint4>(dst));
   if (wanted) emulator::note_read(src, 16);
   memset(at_shared<char>(dst), 0xff, 16);
-  emulator::current().chunks.start({at_shared<char>(dst), wanted ? static_cast<const char*>(src) : nullptr});
+  emulator::Fiber& fiber = emulator::current();
+  emulator::Chunk chunk = {
+      at_shared<char>(dst), wanted ? static_cast<const char*>(src) : nullptr, fiber.timing() % 2 == 1, {}};
+  if (wanted) memcpy(chunk.content, src, sizeof(chunk.content));
+  fiber.chunks.start(chunk);
 }
 inline void commit_copies() { emulator::current().chunks.commit(); }
 template <uint32_t N>
 void await_copies() {
   emulator::current().chunks.await(N, [](const emulator::Chunk& chunk) {
-    if (chunk.src)
-      memcpy(chunk.dst, chunk.src, 16);
-    else
-      memset(chunk.dst, 0, 16);
+    memcpy(chunk.dst, chunk.src && chunk.reads_late ? chunk.src : chunk.content, sizeof(chunk.content));
   });
 }
 
