@@ -105,6 +105,20 @@ struct AppendedHead {
   }
 };
 
+// The heads of a row that a worker processes, the same in all its rows. While there are fewer rows than workers,
+// several workers share a row: a row takes one worker so long that the others would wait for it.
+struct HeadShare {
+  uint32_t log_parts = 0, first, count;
+
+  DISTMK_FN HeadShare(const Context& context, const AppendKvArgs& args, uint32_t num_rows) {
+    const uint32_t num_heads = args.num_q + 2 * args.num_kv, num_workers = context.rank_state.program->num_workers;
+    while (num_rows << (log_parts + 1) <= num_workers && 2u << log_parts <= num_heads) ++log_parts;
+    const uint32_t part = context.instance & ((1u << log_parts) - 1);
+    first = num_heads * part >> log_parts;
+    count = (num_heads * (part + 1) >> log_parts) - first;
+  }
+};
+
 // Rows in shared memory: queries, keys and values of each row, then the RoPE of each row.
 struct AppendBuffers {
   uint32_t row_bytes, rope_bytes, at_once;
@@ -119,19 +133,20 @@ struct AppendBuffers {
   }
 };
 
-// Copies the worker's rows `first` to first + num_rows to shared memory unchanged.
+// Copies the worker's heads of its rows `first` to first + num_rows to shared memory unchanged.
 DISTMK_FN void copy_rows(const Context& context, const AppendKvArgs& args, const AppendBuffers& buffers,
-                         const WorkerRows& rows, uint32_t first, uint32_t num_rows) {
+                         const WorkerRows& rows, const HeadShare& heads, uint32_t first, uint32_t num_rows) {
+  const uint32_t begin = heads.first * args.head_dim * 2, end = begin + heads.count * args.head_dim * 2;
   const char* qkv = context.at<char>(args.qkv);
   const bool by_chunks = is_aligned(qkv) && args.qkv_stride % 8 == 0;
   for (uint32_t i = 0; i < num_rows; ++i) {
     const char* from = qkv + uint64_t{rows.at(first + i)} * args.qkv_stride * 2;
     char* to = buffers.row(i);
     if (by_chunks)
-      for (uint32_t at = context.team.index * 16; at < buffers.row_bytes; at += NUM_CONSUMERS * 16)
+      for (uint32_t at = begin + context.team.index * 16; at < end; at += NUM_CONSUMERS * 16)
         copy_chunk(shared_address(to + at), from + at, true);
     else
-      for (uint32_t at = context.team.index * 8; at < buffers.row_bytes; at += NUM_CONSUMERS * 8)
+      for (uint32_t at = begin + context.team.index * 8; at < end; at += NUM_CONSUMERS * 8)
         *reinterpret_cast<uint2*>(to + at) = __ldcg(reinterpret_cast<const uint2*>(from + at));
   }
 }
@@ -152,16 +167,16 @@ DISTMK_FN void look_up_rows(const Context& context, const AppendKvArgs& args, co
   }
 }
 
-// Processes all heads of the `num_rows` rows in the buffers.
+// Processes the worker's heads of the `num_rows` rows in the buffers.
 DISTMK_FN void append_rows(const Context& context, const AppendKvArgs& args, const AppendBuffers& buffers,
-                           const AppendState& state, uint32_t num_rows, const HeadLanes& lanes, const HeadNorm& q_norm,
-                           const HeadNorm& k_norm) {
-  const uint32_t dim = args.head_dim, heads = args.num_q + 2 * args.num_kv, e = 4 * lanes.index;
-  const uint32_t step = NUM_CONSUMERS / lanes.size;
-  uint32_t row = 0, index = context.team.index / lanes.size;
+                           const AppendState& state, const HeadShare& heads, uint32_t num_rows, const HeadLanes& lanes,
+                           const HeadNorm& q_norm, const HeadNorm& k_norm) {
+  const uint32_t dim = args.head_dim, e = 4 * lanes.index, step = NUM_CONSUMERS / lanes.size;
+  uint32_t row = 0, in_share = context.team.index / lanes.size;
 #pragma unroll 2
-  for (uint32_t first = 0; first < num_rows * heads; first += step, index += step) {
-    for (; index >= heads; index -= heads) ++row;
+  for (uint32_t first = 0; first < num_rows * heads.count; first += step, in_share += step) {
+    for (; in_share >= heads.count; in_share -= heads.count) ++row;
+    const uint32_t index = heads.first + in_share;
     const uint32_t in_buffers = min(row, num_rows - 1);
     const bool has_elements = row < num_rows && e < dim / 2;
     const auto* from =
@@ -181,11 +196,12 @@ DISTMK_FN void append_rows(const Context& context, const AppendKvArgs& args, con
 DISTMK_FN void body_append_kv(Context& context, const AppendKvArgs& args) {
   if (!context.begin_prologue()) return;
   const Batch& batch = *context.batch(args.batch);
-  const jobs::WorkerRows rows(context, batch.num_job_rows);
+  const jobs::HeadLanes lanes(args.head_dim);
+  const jobs::HeadShare heads(context, args, batch.num_job_rows);
+  const jobs::WorkerRows rows(context, batch.num_job_rows, heads.log_parts);
   if (!rows.count) return;
   auto& state = *shared().at<Overlay::APPEND_STATE, jobs::AppendState>();
   const jobs::AppendBuffers buffers(args);
-  const jobs::HeadLanes lanes(args.head_dim);
   const uint32_t e = 4 * lanes.index, half = args.head_dim / 2;
   jobs::load_runs(context, args.batch, batch.num_job_runs, state.runs);
   const jobs::HeadNorm q_norm(context, args.q_norm, e, half), k_norm(context, args.k_norm, e, half);
@@ -196,13 +212,13 @@ DISTMK_FN void body_append_kv(Context& context, const AppendKvArgs& args) {
     jobs::look_up_rows(context, args, buffers, rows, first, in_group, state);
     mark(Mark::PREPARED);
     if (!context.inputs_ready()) return jobs::end_copies();
-    jobs::copy_rows(context, args, buffers, rows, first, in_group);
+    jobs::copy_rows(context, args, buffers, rows, heads, first, in_group);
     mark(Mark::INPUTS);
     commit_copies();
     await_copies<0>();
     context.team.sync();
     mark(Mark::MET);
-    jobs::append_rows(context, args, buffers, state, in_group, lanes, q_norm, k_norm);
+    jobs::append_rows(context, args, buffers, state, heads, in_group, lanes, q_norm, k_norm);
   }
 }
 

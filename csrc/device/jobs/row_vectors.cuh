@@ -25,12 +25,13 @@ DISTMK_FN void store_scaled(__nv_bfloat16* to, const float4& v, float scale) {
 }
 DISTMK_FN void store_scaled(__nv_bfloat16* to, float v, float scale) { *to = __float2bfloat16_rn(v * scale); }
 
-// A worker's rows: first, first + step, ... below `end`.
+// A worker's rows: first, first + step, ... below `end`. 2^`log_parts` workers share a row, if there are so many for
+// each.
 struct WorkerRows {
   uint32_t first, step, count;
 
-  DISTMK_FN WorkerRows(const Context& context, uint32_t end) {
-    first = context.instance;
+  DISTMK_FN WorkerRows(const Context& context, uint32_t end, uint32_t log_parts = 0) {
+    first = context.instance >> log_parts;
     step = context.rank_state.program->num_workers;
     count = first < end ? (end - first + step - 1) / step : 0;
   }
