@@ -77,4 +77,7 @@ uint32_t num_work_items(const Context& context, const AttentionArgs& args) {
 DISTMK_TASK_TYPES(DISTMK_COUNT)
 #undef DISTMK_COUNT
 
+// What schedulers run in place of body_scheduler_step() in programs whose tasks are jobs.
+void body_job_step(Context& context, const SchedulerStepArgs& args) { body_scheduler_step(context, args); }
+
 }  // namespace distmk
