@@ -25,8 +25,7 @@ DISTMK_FN void store_scaled(__nv_bfloat16* to, const float4& v, float scale) {
 }
 DISTMK_FN void store_scaled(__nv_bfloat16* to, float v, float scale) { *to = __float2bfloat16_rn(v * scale); }
 
-// A worker's rows: first, first + step, ... below `end`. 2^`log_parts` workers share a row, if there are so many for
-// each.
+// A worker's rows: first, first + step, ... below `end`. 2^`log_parts` workers share each row.
 struct WorkerRows {
   uint32_t first, step, count;
 
