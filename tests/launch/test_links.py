@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from support.yardstick import slowness
 
 from distmk.bootstrap import link as link_module
 from distmk.bootstrap.base import Launcher, Member, read_link_timeout_s
@@ -136,7 +137,7 @@ def test_telling_does_not_wait_for_a_rank_that_does_not_read() -> None:
         began = time.monotonic()
         for launch in range(20_000):
             ranks[0].send_abort(launch, 1)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 5 * slowness()
         assert ranks[0]._links[1]._unsent  # more than the socket holds
         for star in ranks[1:]:
             # What could not be sent follows whole, in order.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.tiny_config import tiny_config
+from support.yardstick import slowness
 
 from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, Space
 from distmk.lower import DecodeOptions, lower_programs
@@ -64,5 +65,5 @@ def test_takes_no_time() -> None:
         options = DecodeOptions(num_ranks=64, max_model_len=1 << 24)
         need = least_memory(tiny_config(**sizes, hidden_size=2**31 - 1), options)
         times_s.append(time.process_time() - began_s)
-    assert min(times_s) < 0.1
+    assert min(times_s) < 0.1 * slowness()
     assert min(need.weights, need.kv_cache) > 1 << 62

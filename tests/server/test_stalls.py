@@ -1,4 +1,7 @@
-"""No request holds up the others: /health answers within 100 ms while the worst bodies are read, refused or served."""
+"""No request holds up the others: /health answers within 100 ms while the worst bodies are read, refused or served.
+
+A machine that is slower than usual gets more.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 from support.fake_engine import FakeEngine
 from support.served import MODEL, Served, served
+from support.yardstick import slowness
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CONTEXT = 131_072
@@ -42,7 +46,8 @@ BODIES: dict[str, tuple[str, bytes, int, str | None]] = {
     "stop": (COMPLETIONS, body(prompt=b'"a"', stop=many(b"1", 1_000_000)), 400, "stop"),
     "stop_token_ids": (COMPLETIONS, body(prompt=b'"a"', stop_token_ids=many(b'"1"', 500_000)), 400, "stop_token_ids"),
     "tools": (COMPLETIONS, body(prompt=b'"a"', tools=many(b"{}", 60_000)), 400, "tools"),
-    "names": (COMPLETIONS, body(prompt=b'"a"', **{f"x{i}": b"1" for i in range(150_000)}), 400, None),
+    "names": (COMPLETIONS, body(prompt=b'"a"', **{f"x{i}": b"1" for i in range(130_000)}), 400, None),
+    "more names": (COMPLETIONS, body(prompt=b'"a"', **{f"x{i}": b"1" for i in range(160_000)}), 400, None),
     "a wrong value": (COMPLETIONS, body(prompt=b'"a"', n=many(many(b"1", 900_000), 1)), 400, "n"),
     "messages": (CHAT, body(messages=many(b'"a"', 500_000)), 400, "messages"),
     "wrong messages": (CHAT, body(messages=many(b'"a"', CONTEXT)), 400, "messages.0"),
@@ -122,7 +127,7 @@ def test_health_answers_meanwhile(large: Served, name: str) -> None:
             error = json.loads(answer)["error"]
             assert error["param"] == param and len(error["message"]) < 300, error
         slowest_s.append(max(times_s))
-        if slowest_s[-1] < 0.1:
+        if slowest_s[-1] < 0.1 * slowness():
             return
     raise AssertionError(f"/health took {slowest_s} s")
 

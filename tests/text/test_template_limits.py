@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from support.chat_templates import TEMPLATES
 from support.helpers import ROOT
+from support.yardstick import slowness
 
 from distmk.text.chat import template_processes
 from distmk.text.chat.template_frames import Answer, Limits, Outcome
@@ -64,10 +65,11 @@ def test_bombs(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stderr == "", done.stderr
     *found, peak_mib = map(json.loads, done.stdout.splitlines())
     assert len(found) >= 50
+    slow = slowness()
     for bomb, outcome, text, wall_s in found:
         assert outcome == "STOPPED" or text.startswith(("RecursionError", "OverflowError")), (bomb, outcome, text)
         assert text.startswith(("it ", "RecursionError", "OverflowError")) and "\n" not in text, (bomb, text)
-        assert wall_s < 5, (bomb, wall_s)
+        assert wall_s < 5 * slow, (bomb, wall_s)
     assert sum("64 MiB of memory" in text for _, _, text, _ in found) > 5
     assert max(peak_mib) < 160, peak_mib
 
@@ -92,7 +94,7 @@ def test_real_templates_are_fast() -> None:
             began = time.perf_counter()
             assert render(template, messages, variables).outcome is Outcome.TEXT
             times_s.append(time.perf_counter() - began)
-    assert statistics.median(times_s) < 0.01, statistics.median(times_s)
+    assert statistics.median(times_s) < 0.01 * slowness(), statistics.median(times_s)
 
 
 def test_values_arrive_as_they_were() -> None:
