@@ -19,8 +19,9 @@ import shapes
 from support import jobs
 
 from distmk import LLM
-from distmk.abi import Batch
+from distmk.abi import Batch, JobBatch
 from distmk.backends.launch_spec import LaunchSpec
+from distmk.lower.buffers import batch_name
 from distmk.model.shards import shard_model
 from distmk.tasks.sampling import section_stride
 
@@ -46,14 +47,18 @@ class Job:
 
     def logits(self, chosen: list[list[int]], max_new: list[int]) -> npt.NDArray[np.float32]:
         """[prompts, vocabulary] of the last iteration, in which every prompt had one row, in order."""
-        rows = Batch.from_buffer_copy(self.engine.session.view("batch16").tobytes()).rows
+        bucket = next(each for each in self.engine._decode_options.buckets if each.max_rows >= len(chosen))
+        kind = JobBatch if bucket.has_jobs else Batch
+        rows = kind.from_buffer_copy(self.engine.session.view(batch_name(bucket)).tobytes()).rows
         for index, (prompt, count) in enumerate(zip(chosen, max_new, strict=True)):
             found = (rows[index].slot, rows[index].position, rows[index].sample)
             assert found == (index, len(prompt) + count - 2, 1), f"row {index} of the last iteration is {found}"
         begin, end = shard_model(self.engine.config, self.bootstrap.world_size)[self.bootstrap.rank].vocab
         rank, num_ranks = self.bootstrap.rank, self.bootstrap.world_size
         first = rank * section_stride(self.engine.config.vocab_size, num_ranks)
-        mine = np.ascontiguousarray(self.engine.session.view("logits16")[: len(chosen), first : first + end - begin])
+        mine = np.ascontiguousarray(
+            self.engine.session.view(f"logits{bucket.num_sampled}")[: len(chosen), first : first + end - begin]
+        )
         parts = self.bootstrap.allgather(mine.tobytes())
         return np.concatenate([np.frombuffer(part, np.float32).reshape(len(chosen), -1) for part in parts], axis=1)
 
@@ -86,7 +91,12 @@ def main() -> None:
     prompts = shapes.prompts(name, shapes.vocab_size(model))
     workers = {"host": 1, "emulated": 3}.get(backend)
     with LLM(
-        str(model), backend=backend, num_workers=workers, max_model_len=work.max_model_len, keep_logits=True
+        str(model),
+        backend=backend,
+        num_workers=workers,
+        max_model_len=work.max_model_len,
+        max_num_seqs=max(map(len, work.cases)),
+        keep_logits=True,
     ) as llm:
         job = Job(llm, name, prompts)
         for number, case in enumerate(work.cases):

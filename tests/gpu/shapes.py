@@ -58,7 +58,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-0.6b": ("qwen3", _sizes(1024, 3072, 16, 8, 128, 151936, tie_word_embeddings=True, **QWEN3)),
     "qwen3-8b": ("qwen3", _sizes(4096, 12288, 32, 8, 128, 151936, **QWEN3)),
     "llama-3.1-8b": ("llama", _sizes(4096, 14336, 32, 8, 128, 128256, **LLAMA31)),
+    "qwen3-8b-many": ("qwen3", _sizes(4096, 12288, 32, 8, 128, 151936, **QWEN3) | {"max_position_embeddings": 16384}),
     "small-llama": ("llama", {}),
+    "small-llama-many": ("llama", {}),
     # A head size that the GPU's kernel supports, for the emulator.
     "small-gpu-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}),
 }
@@ -76,6 +78,21 @@ SMALL = Workload(
     50,
     160,
 )
+# As many sequences as there can be, of any lengths: all of them, and one more than a slab iteration carries.
+MANY = Workload(
+    (8192, 6000, 4096, *(1 + 8191 * i**5 // 128**5 for i in range(125, 0, -1))),
+    (tuple(range(128)), (0, *range(2, 34, 2))),
+    400,
+    8192 + 410,
+    launches=2,
+)
+SMALL_MANY = Workload(
+    (100, *(1 + 90 * i // 39 for i in range(39, 0, -1))),
+    (tuple(range(40)), (0, *range(2, 34, 2))),
+    50,
+    160,
+    launches=2,
+)
 EMULATED = Workload(
     (20, 17, 5, 4, 3, 3, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1),
     ((0, 1, 14), tuple(range(16))),
@@ -87,6 +104,8 @@ EMULATED = Workload(
 
 
 def workload(name: str) -> Workload:
+    if name.endswith("-many"):
+        return SMALL_MANY if name.startswith("small") else MANY
     if name.startswith("small-gpu"):
         return EMULATED
     return SMALL if name.startswith("small") else LARGE

@@ -26,10 +26,16 @@ from support.tiny import check_clear_share
 
 HERE = Path(__file__).parent
 
-NOISE = 1.3  # limit of the error, times that of transformers' own bf16 run
+NOISE = 1.3  # limit of the error, times that of transformers' own bf16 run; 1 for the mean error of many prompts
 MODELS = {
-    "cuda": {"smollm2": (1, 2, 3, 4), "qwen3-0.6b": (1, 2, 4), "qwen3-8b": (1, 2, 4), "llama-3.1-8b": (1, 2, 4)},
-    "host": {"small-llama": (3,)},
+    "cuda": {
+        "smollm2": (1, 2, 3, 4),
+        "qwen3-0.6b": (1, 2, 4),
+        "qwen3-8b": (1, 2, 4),
+        "llama-3.1-8b": (1, 2, 4),
+        "qwen3-8b-many": (1, 2, 4),
+    },
+    "host": {"small-llama": (3,), "small-llama-many": (2,)},
     "emulated": {"small-gpu-qwen3": (2,)},
 }
 RUNS = [
@@ -159,4 +165,7 @@ def test_logits_and_tokens(models: Models, backend: str, name: str, num_ranks: i
     for over, measure in (("root mean square", root_mean_square), ("largest", max)):
         ours, bf16 = measure(errors["ours"]), measure(errors["bf16"])
         print(f"{over} of {len(errors['ours'])} relative errors: {ours:.3g}, transformers in bf16: {bf16:.3g}")
-        assert ours <= NOISE * bf16, f"{over} error of the logits: {ours:.3g}; of transformers in bf16: {bf16:.3g}"
+        many = name.endswith("-many") and measure is root_mean_square
+        assert ours <= (1.0 if many else NOISE) * bf16, (
+            f"{over} error of the logits: {ours:.3g}; of transformers in bf16: {bf16:.3g}"
+        )
