@@ -63,6 +63,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "small-llama-many": ("llama", {}),
     # A head size that the GPU's kernel supports, for the emulator.
     "small-gpu-qwen3": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}),
+    "small-gpu-qwen3-many": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}),
 }
 # Batches of 1, 3, 8 and 16, contexts of 1, 511, 2500 (a row of few, long splits) and 4096 (of many). The longest prompt comes
 # first, so that it is read many tokens an iteration; all of a case decode together at the end.
@@ -103,9 +104,19 @@ EMULATED = Workload(
 )
 
 
+EMULATED_MANY = Workload(
+    (140, 90, 41, 33, 32, 17, 16, 15, 9, 5, 4, 3, *(2,) * 6, *(1,) * 10),
+    (tuple(range(28)), (1, *range(3, 19))),
+    14,
+    160,
+    launches=2,
+    together=3,
+)
+
+
 def workload(name: str) -> Workload:
     if name.endswith("-many"):
-        return SMALL_MANY if name.startswith("small") else MANY
+        return EMULATED_MANY if name.startswith("small-gpu") else SMALL_MANY if name.startswith("small") else MANY
     if name.startswith("small-gpu"):
         return EMULATED
     return SMALL if name.startswith("small") else LARGE

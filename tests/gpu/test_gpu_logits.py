@@ -36,7 +36,7 @@ MODELS = {
         "qwen3-8b-many": (1, 2, 4),
     },
     "host": {"small-llama": (3,), "small-llama-many": (2,)},
-    "emulated": {"small-gpu-qwen3": (2,)},
+    "emulated": {"small-gpu-qwen3": (2,), "small-gpu-qwen3-many": (1, 2)},
 }
 RUNS = [
     on(backend, name, num_ranks, num_ranks=num_ranks, slow=backend != "cuda")
@@ -61,6 +61,11 @@ class Model:
     @property
     def device(self) -> str:
         return "cuda" if self.backend == "cuda" else "cpu"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The emulator has job iterations only if it is told so."""
+        return {"DISTMK_ROW_BUCKETS": "16,40"} if self.backend == "emulated" and self.name.endswith("-many") else {}
 
     def run(self) -> None:
         waiting = [num_ranks for num_ranks in self.wanted if self.backend != "cuda" or num_ranks <= num_places()]
@@ -87,7 +92,7 @@ class Model:
             arguments = (self.backend, self.name, str(self.path), str(folders[num_ranks]))
             launcher = "torchrun" if num_ranks == 2 else "mpirun"
             start = command(HERE / "logits_job.py", *arguments, num_ranks=num_ranks, launcher=launcher)
-            running[num_ranks] = self.runner.start(start, environment(CUDA_VISIBLE_DEVICES=visible))
+            running[num_ranks] = self.runner.start(start, environment(CUDA_VISIBLE_DEVICES=visible, **self.settings))
         for num_ranks, process in running.items():
             done = self.runner.finish(process)
             assert done.status == 0, f"{self.name}, {num_ranks} ranks: status {done.status}\n{done.stderr[-4000:]}"
