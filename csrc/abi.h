@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 13514766534673057237ull;
+constexpr uint64_t ABI_HASH = 16822958079946126952ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -68,10 +68,165 @@ enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2, SEEDED = 4 };
 // distmk/formats/bf16.py
 struct Bf16Format {
   static constexpr uint32_t ID = 0u, ELEMENT_BITS = 16u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 1u;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
     return elements * 2u;
+  }
+};
+
+// distmk/formats/fp8.py
+struct Fp8Format {
+  static constexpr uint32_t ID = 1u, ELEMENT_BITS = 8u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 1u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements * 1u;
+  }
+};
+
+// distmk/formats/fp8_block.py
+struct Fp8BlockFormat {
+  static constexpr uint32_t ID = 2u, ELEMENT_BITS = 8u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 128u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements * 1u;
+  }
+};
+
+// distmk/formats/int4.py
+struct Int4Format {
+  static constexpr uint32_t ID = 3u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 128u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements / 2u;
+  }
+};
+
+// distmk/formats/int4_g32.py
+struct Int4G32Format {
+  static constexpr uint32_t ID = 4u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 32u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements / 2u;
+  }
+};
+
+// distmk/formats/int4_ordered.py
+struct Int4OrderedFormat {
+  static constexpr uint32_t ID = 5u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 128u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements / 2u;
+  }
+};
+
+// distmk/formats/int4_g32_ordered.py
+struct Int4G32OrderedFormat {
+  static constexpr uint32_t ID = 6u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 32u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements / 2u;
+  }
+};
+
+// distmk/formats/q4_0.py
+struct Q4_0Format {
+  static constexpr uint32_t ID = 16u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 32u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements / 2u;
+  }
+};
+
+// distmk/formats/q4_1.py
+struct Q4_1Format {
+  static constexpr uint32_t ID = 17u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 32u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements / 2u;
+  }
+};
+
+// distmk/formats/q5_0.py
+struct Q5_0Format {
+  static constexpr uint32_t ID = 18u, ELEMENT_BITS = 5u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 32u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements * 5u / 8u;
+  }
+};
+
+// distmk/formats/q5_1.py
+struct Q5_1Format {
+  static constexpr uint32_t ID = 19u, ELEMENT_BITS = 5u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 32u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements * 5u / 8u;
+  }
+};
+
+// distmk/formats/q8_0.py
+struct Q8_0Format {
+  static constexpr uint32_t ID = 20u, ELEMENT_BITS = 8u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 32u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements * 1u;
+  }
+};
+
+// distmk/formats/q4_k.py
+struct Q4_KFormat {
+  static constexpr uint32_t ID = 21u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 256u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements / 2u;
+  }
+};
+
+// distmk/formats/q5_k.py
+struct Q5_KFormat {
+  static constexpr uint32_t ID = 22u, ELEMENT_BITS = 5u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 256u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements * 5u / 8u;
+  }
+};
+
+// distmk/formats/q6_k.py
+struct Q6_KFormat {
+  static constexpr uint32_t ID = 23u, ELEMENT_BITS = 6u, COPY_ALIGN_BYTES = 16u;
+  static constexpr uint32_t GROUP_COLS = 256u;
+  // Bytes of elements, without scales.
+  template <class Count>
+  static constexpr Count bytes(Count elements) {
+    return elements * 6u / 8u;
   }
 };
 
@@ -765,7 +920,7 @@ struct LinearArgs {
   float eps;
   uint32_t first_token;  // ARGMAX: token id of the first row
   uint32_t logits_stride;
-  uint32_t k_pitch;  // elements of a row of the weight: k, or more where rows are packed in tiles
+  uint32_t k_pitch;  // elements of a row of the weight: k, or more where they are packed or whole groups
   uint32_t polls_x;  // 1: poll x, or the fused partials
   uint32_t head_dim;  // head size of the fused partials; the next five describe their attention
   uint32_t max_kv_splits;
@@ -776,7 +931,7 @@ struct LinearArgs {
   uint32_t keeps_logits;  // 1: logits of all sampled rows are stored; 0: of the rows that need them
   float softcap;  // ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
   uint32_t format;  // format of the weight (distmk/formats)
-  uint32_t pad;
+  uint32_t lead;  // columns of a row of the weight before those that x has, host only
 };
 static_assert(sizeof(LinearArgs) == 160);
 static_assert(offsetof(LinearArgs, x) == 0);
@@ -809,10 +964,10 @@ static_assert(offsetof(LinearArgs, fused_combine_len) == 140);
 static_assert(offsetof(LinearArgs, keeps_logits) == 144);
 static_assert(offsetof(LinearArgs, softcap) == 148);
 static_assert(offsetof(LinearArgs, format) == 152);
-static_assert(offsetof(LinearArgs, pad) == 156);
+static_assert(offsetof(LinearArgs, lead) == 156);
 
 struct EmbedArgs {
-  uint64_t table;  // bf16 [last_token - first_token, k]: this rank's rows of the embedding
+  uint64_t table;  // [last_token - first_token, k] in `format`: this rank's rows of the embedding
   uint64_t out;
   uint64_t out_bf16;  // STORE: bf16 columns of every row, the same values; 0: none
   uint64_t lamport_reset;  // STORE: columns to be reset, laid out as `out_bf16`; 0: none
@@ -826,8 +981,10 @@ struct EmbedArgs {
   uint32_t last_token;
   uint32_t epilogue;  // STORE or PUSH
   InputNormArgs input_norm;  // host only
+  float scale;  // factor of the rows, host only; 0: none
+  uint32_t format;  // format of the table (distmk/formats)
 };
-static_assert(sizeof(EmbedArgs) == 96);
+static_assert(sizeof(EmbedArgs) == 104);
 static_assert(offsetof(EmbedArgs, table) == 0);
 static_assert(offsetof(EmbedArgs, out) == 8);
 static_assert(offsetof(EmbedArgs, out_bf16) == 16);
@@ -842,6 +999,8 @@ static_assert(offsetof(EmbedArgs, first_token) == 60);
 static_assert(offsetof(EmbedArgs, last_token) == 64);
 static_assert(offsetof(EmbedArgs, epilogue) == 68);
 static_assert(offsetof(EmbedArgs, input_norm) == 72);
+static_assert(offsetof(EmbedArgs, scale) == 96);
+static_assert(offsetof(EmbedArgs, format) == 100);
 
 struct AttentionArgs {
   uint64_t qkv;  // f32 [rows, (num_q + 2 num_kv) * head_dim], before norm and RoPE
@@ -1089,6 +1248,7 @@ struct LinearJobsArgs {
   uint64_t bias;  // f32 [num_rows]; 0: none
   uint64_t out;
   uint64_t batch;
+  uint64_t order;  // see ScaledLinearArgs, host only
   uint32_t k;
   uint32_t k_pitch;  // elements of a row of the weight
   uint32_t num_rows;  // rows of the weight; the next fields say how its slabs divide them (`Partition`)
@@ -1104,30 +1264,31 @@ struct LinearJobsArgs {
   float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
   float scale;  // factor of x @ weight.T, host only; 0: none
   uint32_t format;  // format of the weight (distmk/formats)
-  uint32_t pad;
+  uint32_t lead;  // columns of a row of the weight before those that x has, host only
 };
-static_assert(sizeof(LinearJobsArgs) == 104);
+static_assert(sizeof(LinearJobsArgs) == 112);
 static_assert(offsetof(LinearJobsArgs, x) == 0);
 static_assert(offsetof(LinearJobsArgs, weight) == 8);
 static_assert(offsetof(LinearJobsArgs, bias) == 16);
 static_assert(offsetof(LinearJobsArgs, out) == 24);
 static_assert(offsetof(LinearJobsArgs, batch) == 32);
-static_assert(offsetof(LinearJobsArgs, k) == 40);
-static_assert(offsetof(LinearJobsArgs, k_pitch) == 44);
-static_assert(offsetof(LinearJobsArgs, num_rows) == 48);
-static_assert(offsetof(LinearJobsArgs, num_slabs) == 52);
-static_assert(offsetof(LinearJobsArgs, num_reduced) == 56);
-static_assert(offsetof(LinearJobsArgs, reduced_rows) == 60);
-static_assert(offsetof(LinearJobsArgs, out_stride) == 64);
-static_assert(offsetof(LinearJobsArgs, epilogue) == 68);
-static_assert(offsetof(LinearJobsArgs, num_k_splits) == 72);
-static_assert(offsetof(LinearJobsArgs, first_part) == 76);
-static_assert(offsetof(LinearJobsArgs, tiled) == 80);
-static_assert(offsetof(LinearJobsArgs, max_sampled_rows) == 84);
-static_assert(offsetof(LinearJobsArgs, softcap) == 88);
-static_assert(offsetof(LinearJobsArgs, scale) == 92);
-static_assert(offsetof(LinearJobsArgs, format) == 96);
-static_assert(offsetof(LinearJobsArgs, pad) == 100);
+static_assert(offsetof(LinearJobsArgs, order) == 40);
+static_assert(offsetof(LinearJobsArgs, k) == 48);
+static_assert(offsetof(LinearJobsArgs, k_pitch) == 52);
+static_assert(offsetof(LinearJobsArgs, num_rows) == 56);
+static_assert(offsetof(LinearJobsArgs, num_slabs) == 60);
+static_assert(offsetof(LinearJobsArgs, num_reduced) == 64);
+static_assert(offsetof(LinearJobsArgs, reduced_rows) == 68);
+static_assert(offsetof(LinearJobsArgs, out_stride) == 72);
+static_assert(offsetof(LinearJobsArgs, epilogue) == 76);
+static_assert(offsetof(LinearJobsArgs, num_k_splits) == 80);
+static_assert(offsetof(LinearJobsArgs, first_part) == 84);
+static_assert(offsetof(LinearJobsArgs, tiled) == 88);
+static_assert(offsetof(LinearJobsArgs, max_sampled_rows) == 92);
+static_assert(offsetof(LinearJobsArgs, softcap) == 96);
+static_assert(offsetof(LinearJobsArgs, scale) == 100);
+static_assert(offsetof(LinearJobsArgs, format) == 104);
+static_assert(offsetof(LinearJobsArgs, lead) == 108);
 
 struct AppendKvArgs {
   uint64_t qkv;  // bf16 [MAX_BUCKET_ROWS, qkv_stride], before norm and RoPE
@@ -1220,15 +1381,17 @@ static_assert(offsetof(AttentionJobsArgs, window) == 96);
 static_assert(offsetof(AttentionJobsArgs, scores) == 100);
 
 struct EmbedRowsArgs {
-  uint64_t table;  // bf16 [last_token - first_token, k]
+  uint64_t table;  // [last_token - first_token, k] in `format`
   uint64_t out;  // f32 [owned rows, out_stride], beginning at this rank's part
   uint64_t batch;
   uint32_t k;
   uint32_t out_stride;
   uint32_t first_token;
   uint32_t last_token;
+  float scale;  // factor of the rows, host only; 0: none
+  uint32_t format;  // format of the table (distmk/formats)
 };
-static_assert(sizeof(EmbedRowsArgs) == 40);
+static_assert(sizeof(EmbedRowsArgs) == 48);
 static_assert(offsetof(EmbedRowsArgs, table) == 0);
 static_assert(offsetof(EmbedRowsArgs, out) == 8);
 static_assert(offsetof(EmbedRowsArgs, batch) == 16);
@@ -1236,6 +1399,8 @@ static_assert(offsetof(EmbedRowsArgs, k) == 24);
 static_assert(offsetof(EmbedRowsArgs, out_stride) == 28);
 static_assert(offsetof(EmbedRowsArgs, first_token) == 32);
 static_assert(offsetof(EmbedRowsArgs, last_token) == 36);
+static_assert(offsetof(EmbedRowsArgs, scale) == 40);
+static_assert(offsetof(EmbedRowsArgs, format) == 44);
 
 struct ReduceRowsArgs {
   uint64_t parts;  // f32 [owned rows, parts * k]
@@ -1357,23 +1522,25 @@ struct ScaledLinearArgs {
   uint64_t batch;
   uint64_t logits;
   uint64_t x_squares;  // f32 [rows, num_squares], which add up to a row's sum of squares; 0: none
+  uint64_t order;  // i32 [k]: column j of the weight multiplies element order[j] of x; 0: element j
   InputNormArgs input_norm;  // norm of the operator that reads `out`
   uint32_t k;
   uint32_t num_features;
   uint32_t x_stride;
   uint32_t out_stride;
   uint32_t out_bf16_stride;
-  uint32_t epilogue;
+  uint16_t epilogue;
+  uint16_t keeps_logits;
   float eps;
   uint32_t first_token;
   uint32_t logits_stride;
   uint32_t k_pitch;
-  uint32_t keeps_logits;
   float softcap;
   float scale;  // factor of x @ weight.T
-  uint32_t x_squares_stride;
-  uint32_t num_squares;
-  uint32_t format;
+  uint16_t x_squares_stride;
+  uint16_t num_squares;
+  uint16_t format;
+  uint16_t lead;
 };
 static_assert(sizeof(ScaledLinearArgs) == 160);
 static_assert(offsetof(ScaledLinearArgs, x) == 0);
@@ -1385,23 +1552,25 @@ static_assert(offsetof(ScaledLinearArgs, lamport_reset) == 40);
 static_assert(offsetof(ScaledLinearArgs, batch) == 48);
 static_assert(offsetof(ScaledLinearArgs, logits) == 56);
 static_assert(offsetof(ScaledLinearArgs, x_squares) == 64);
-static_assert(offsetof(ScaledLinearArgs, input_norm) == 72);
-static_assert(offsetof(ScaledLinearArgs, k) == 96);
-static_assert(offsetof(ScaledLinearArgs, num_features) == 100);
-static_assert(offsetof(ScaledLinearArgs, x_stride) == 104);
-static_assert(offsetof(ScaledLinearArgs, out_stride) == 108);
-static_assert(offsetof(ScaledLinearArgs, out_bf16_stride) == 112);
-static_assert(offsetof(ScaledLinearArgs, epilogue) == 116);
-static_assert(offsetof(ScaledLinearArgs, eps) == 120);
-static_assert(offsetof(ScaledLinearArgs, first_token) == 124);
-static_assert(offsetof(ScaledLinearArgs, logits_stride) == 128);
-static_assert(offsetof(ScaledLinearArgs, k_pitch) == 132);
-static_assert(offsetof(ScaledLinearArgs, keeps_logits) == 136);
-static_assert(offsetof(ScaledLinearArgs, softcap) == 140);
-static_assert(offsetof(ScaledLinearArgs, scale) == 144);
-static_assert(offsetof(ScaledLinearArgs, x_squares_stride) == 148);
-static_assert(offsetof(ScaledLinearArgs, num_squares) == 152);
+static_assert(offsetof(ScaledLinearArgs, order) == 72);
+static_assert(offsetof(ScaledLinearArgs, input_norm) == 80);
+static_assert(offsetof(ScaledLinearArgs, k) == 104);
+static_assert(offsetof(ScaledLinearArgs, num_features) == 108);
+static_assert(offsetof(ScaledLinearArgs, x_stride) == 112);
+static_assert(offsetof(ScaledLinearArgs, out_stride) == 116);
+static_assert(offsetof(ScaledLinearArgs, out_bf16_stride) == 120);
+static_assert(offsetof(ScaledLinearArgs, epilogue) == 124);
+static_assert(offsetof(ScaledLinearArgs, keeps_logits) == 126);
+static_assert(offsetof(ScaledLinearArgs, eps) == 128);
+static_assert(offsetof(ScaledLinearArgs, first_token) == 132);
+static_assert(offsetof(ScaledLinearArgs, logits_stride) == 136);
+static_assert(offsetof(ScaledLinearArgs, k_pitch) == 140);
+static_assert(offsetof(ScaledLinearArgs, softcap) == 144);
+static_assert(offsetof(ScaledLinearArgs, scale) == 148);
+static_assert(offsetof(ScaledLinearArgs, x_squares_stride) == 152);
+static_assert(offsetof(ScaledLinearArgs, num_squares) == 154);
 static_assert(offsetof(ScaledLinearArgs, format) == 156);
+static_assert(offsetof(ScaledLinearArgs, lead) == 158);
 
 enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25 };
 

@@ -45,7 +45,7 @@ DISTMK_INLINE Vec load(const float* p) {
   return v;
 }
 DISTMK_INLINE void store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
-DISTMK_INLINE Vec splat(float value) { return Vec{} + value; }
+DISTMK_INLINE Vec splat(float value) { return value - Vec{}; }
 
 // sum + a * b, rounded once (fused multiply-add). Depending on the processor it tunes for, the compiler would fuse it
 // in one loop and not in another. Results would then depend on the loop that computed them.

@@ -86,7 +86,6 @@ ENGINE: Mapping[str, Absent] = {
     "dtype": Absent(("auto", "bfloat16"), "weights and the KV cache are bfloat16, sums are float32"),
     "kv_cache_dtype": Absent(("auto", "bfloat16"), "the KV cache is bfloat16"),
     "calculate_kv_scales": Absent((False,), "the KV cache is bfloat16"),
-    "quantization": Absent(("gguf",), "weights are bfloat16, and GGUF files of all common types are read as such"),
     "block_size": Absent((16,), "pages of the KV cache have 16 tokens"),
     "kv_cache_memory_bytes": Absent((), "num_gpu_blocks_override is its number of pages of 16 tokens"),
     "cpu_offload_gb": Absent((0,), "use more ranks (tensor_parallel_size), or a smaller model"),

@@ -47,6 +47,8 @@ def fill_weights(
         if weight.kind is WeightKind.VECTOR:
             parts = [checkpoint.read_vector(s.tensor)[s.row_begin : s.row_end] for s in weight.segments]
             backend.write(allocation, 0, _scaled(weight, np.concatenate(parts))[:, None])
+        elif weight.kind is WeightKind.ORDER:
+            backend.write(allocation, 0, checkpoint.read_order(weight.segments[0].tensor)[:, None])
         elif weight.kind is WeightKind.ROPE:
             backend.write(allocation, 0, rope_table(checkpoint.config, weight.rows, weight.name))
         else:
@@ -56,9 +58,9 @@ def fill_weights(
 
 
 def _col_factors(weight: Weight, checkpoint: Checkpoint) -> F32 | None:
-    """The factors that the columns of a matrix are multiplied by, float32 [cols]; None: there are no factors."""
+    """The factors that the columns of a matrix are multiplied by, float32 [cols or 1]; None: there are no factors."""
     if weight.col_scale is None:
-        return None if weight.scale == 1.0 else np.full(weight.cols, weight.scale, np.float32)
+        return None if weight.scale == 1.0 else np.full(1, weight.scale, np.float32)
     cols = slice(weight.col_begin, weight.col_begin + weight.cols)
     return _scaled(weight, checkpoint.read_vector(weight.col_scale)[cols])
 
@@ -72,15 +74,19 @@ def _upload_matrix(
     weight: Weight, allocation: Placed, backend: Backend, rows: Rows, factors: F32 | None, loaded: Progress
 ) -> None:
     """Upload a matrix in pieces, its columns multiplied by `factors`."""
-    cols = slice(weight.col_begin, weight.col_begin + weight.cols)
+    cols = slice(weight.col_begin - weight.lead, weight.col_begin + weight.cols + weight.tail)
     begin = 0
     for slabs in _pieces(weight, rows.piece_bytes):
         end = begin + sum(slabs)
-        block = rows.read(list(_row_ranges(weight, begin, end)), cols)
-        if factors is not None:
-            rows.scale(block, factors)
-        tiling, how = weight.tiling, weight.format
-        stored = how.pack(block, slabs, tiling.paired) if tiling else how.encode(block)
+        parts = list(_row_ranges(weight, begin, end))
+        if weight.format.is_quantized:
+            stored = rows.read_packed(parts, cols, weight.format, factors)
+        else:
+            stored = rows.read(parts, cols)
+            if factors is not None:
+                rows.scale(stored, factors)
+            if weight.tiling:
+                stored = weight.format.pack(stored, slabs, weight.tiling.paired)
         offset = weight.offset_of(begin)
         backend.write(allocation, offset, stored)
         loaded.add(weight.offset_of(end) - offset)

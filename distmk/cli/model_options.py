@@ -65,6 +65,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="default: auto")
     parser.add_argument("--load-format", default="auto", metavar="KIND", help="auto, or dummy: seeded random weights")
     parser.add_argument(
+        "-q",
+        "--quantization",
+        metavar="KIND",
+        help="fp8 or int4: quantize bfloat16 weights when they are loaded (quantized files need no option)",
+    )
+    parser.add_argument(
         "--seed",
         type=int,
         default=0,
@@ -158,6 +164,7 @@ def engine_args(arguments: argparse.Namespace, trace_iterations: int = 0) -> Eng
         revision=arguments.revision,
         tokenizer_revision=arguments.tokenizer_revision,
         load_format=arguments.load_format,
+        quantization=None if arguments.quantization == "None" else arguments.quantization,
         seed=arguments.seed,
         num_workers=arguments.workers,
         backend=arguments.backend,

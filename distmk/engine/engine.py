@@ -43,11 +43,13 @@ from distmk.engine.session import Session
 from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
 from distmk.lower.memory import least_memory
+from distmk.model.config import ModelConfig
 from distmk.nvtx_ranges import nvtx_range
 from distmk.progress import Progress, progress
 from distmk.text.tokenizer_files import end_tokens, find_tokenizer
 from distmk.trace import Trace
 from distmk.weights import Checkpoint, open_checkpoint
+from distmk.weights.choose_formats import choose_formats, describe_formats
 
 _NOT_SHARED = ("model", "tokenizer")  # arguments that may differ between hosts: paths
 
@@ -78,11 +80,11 @@ class Engine:
         self.logits: npt.NDArray[np.float32] = np.zeros(0, np.float32)  # of the last launch that was asked for them
         self.backend_name = agree_on_backend(bootstrap, args.backend)
         self.checkpoint = agree(bootstrap, lambda: _open(args, own))
-        self.config = self.checkpoint.config
+        self.config = agree(bootstrap, self._config)
         self.tokenizer_files = agree(bootstrap, lambda: find_tokenizer(args, self.checkpoint))
         self.eos_ids = agree(bootstrap, lambda: end_tokens(self.checkpoint, self.tokenizer_files))
-        for note in self.checkpoint.notes if bootstrap.rank == 0 else ():
-            tell(f"warning: {note}")
+        if bootstrap.rank == 0:
+            self._tell_of_weights()
         agree(bootstrap, lambda: check_heads(self.config.head_dim, self.backend_name))
         settings = {name: str(value) for name, value in asdict(args).items() if name not in _NOT_SHARED}
         agree_same(bootstrap, "models or options", {"model": self.checkpoint.fingerprint, **settings})
@@ -115,6 +117,18 @@ class Engine:
         except BaseException:
             self.session.close()
             raise
+
+    def _config(self) -> ModelConfig:
+        """The checkpoint's config, with the weight formats that matrices have in memory."""
+        tiled = backend_choices(self.backend_name)["tiled"]
+        formats = choose_formats(self.checkpoint, self.args.quantization, tiled)
+        return dataclasses.replace(self.checkpoint.config, formats=formats)
+
+    def _tell_of_weights(self) -> None:
+        for note in self.checkpoint.notes:
+            tell(f"warning: {note}")
+        if line := describe_formats(self.config):
+            tell(line)
 
     @contextmanager
     def _stage(self, stage: str, doing: str) -> Iterator[Progress]:

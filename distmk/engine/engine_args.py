@@ -9,6 +9,7 @@ from distmk.abi import MAX_SEQUENCES
 from distmk.backends.defaults import MAX_WORKERS, check_backend
 from distmk.errors import UsageError
 from distmk.parameter_checks import deadline, flag, real, text, whole
+from distmk.weights.choose_formats import check_quantization
 
 # Far above what any machine can serve: a larger value is a mistake, and would only exhaust memory or threads.
 _MOST = {
@@ -30,6 +31,9 @@ class EngineArgs:
     `model`: a Hugging Face folder or name, a GGUF file, or with `load_format="dummy"` a config or preset.
     `tokenizer`: folder, GGUF file or Hub name of another tokenizer than the model's. `revision`, `tokenizer_revision`: branch,
     tag or commit of models on the Hub. `load_format`: auto, or dummy, which makes random weights.
+    `quantization` (of vLLM): fp8 or int4 quantizes bfloat16 weights of linear layers when they are loaded (FP8 E4M3 with a scale
+    per output channel, 4 bits in groups of 128). Files that are quantized already say so themselves, so None suits all of them;
+    bf16 makes their matrices bfloat16 when they are loaded.
     `seed` (of vLLM): requests without a seed of their own are drawn from it, so a run that makes the same requests in the same
     order repeats itself. None: every run differs. Dummy weights use it as well.
     `generation_config` (of vLLM): where sampling defaults come from: auto (the model's files), vllm (nothing of the model), or a
@@ -70,6 +74,7 @@ class EngineArgs:
     revision: str | None = None
     tokenizer_revision: str | None = None
     load_format: str = "auto"
+    quantization: str | None = None
     seed: int | None = 0
     num_workers: int | None = None
     backend: str = "auto"
@@ -112,6 +117,8 @@ class EngineArgs:
         for name in ("tokenizer", "revision", "tokenizer_revision"):
             if (value := getattr(self, name)) is not None:
                 checked[name] = text(name, value)
+        if self.quantization is not None:
+            checked["quantization"] = check_quantization(text("quantization", self.quantization))
         if self.seed is not None:
             checked["seed"] = whole("seed", self.seed, *_SEEDS, "a whole number of 64 bits, or None")
         if self.idle_exit_s is not None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from distmk.formats.tiles import pack_rows
 from distmk.formats.weight_format import WeightFormat
-from distmk.model.bf16 import F32, bf16_to_f32
 
 
 class Bf16(WeightFormat):
@@ -16,6 +15,7 @@ class Bf16(WeightFormat):
     id = 0
     name = "bf16"
     element_bits = 16
+    is_quantized = False
     folds_factors = True  # products are rounded once, as the checkpoint's elements were
     runs_on_gpu = True
 
@@ -24,13 +24,5 @@ class Bf16(WeightFormat):
         return num_rows * cls.pitch(num_cols, tiled) * 2
 
     @classmethod
-    def encode(cls, rows: Any) -> Any:
-        return rows
-
-    @classmethod
     def pack(cls, rows: Any, slabs: Sequence[int], paired: bool) -> Any:
         return pack_rows(rows, slabs, paired)
-
-    @classmethod
-    def values(cls, stored: Any) -> F32:
-        return bf16_to_f32(stored)

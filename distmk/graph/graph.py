@@ -133,6 +133,8 @@ class Graph:
         offset: float = 0.0,
         scale: float = 1.0,
         format: type[WeightFormat] = Bf16,
+        lead: int = 0,
+        tail: int = 0,
     ) -> Weight:
         """Add read-only memory of one rank, packed from checkpoint tensors; see `Weight`.
 
@@ -154,6 +156,8 @@ class Graph:
             offset=offset,
             scale=scale,
             format=format,
+            lead=lead,
+            tail=tail,
         )
         known = self.memory.weights.setdefault((name, rank), made)
         if not _are_alike(known, made):

@@ -85,6 +85,7 @@ class WeightKind(enum.Enum):
 
     MATRIX = "matrix"  # rows taken from checkpoint tensors, in the format of the weight
     VECTOR = "vector"  # f32 [elements, 1] taken from checkpoint tensors
+    ORDER = "order"  # i32 [elements, 1]: the order in which a checkpoint matrix stores its columns
     ROPE = "rope"  # f32 [positions, head_dim]: cos then sin of each angle
     DATA = "data"  # an array given by the caller
 
@@ -119,6 +120,7 @@ class Weight:
     or `data`.
 
     format: of a matrix.
+    lead, tail: columns that are stored before and after those, because a row is stored in whole groups of its format.
     tiling: how a matrix is packed in tiles; None: rows one after another.
     col_scale: a checkpoint vector that every row is multiplied by, column by column.
     offset: added to the elements of col_scale or, if the weight is a vector, to its own elements.
@@ -140,16 +142,23 @@ class Weight:
     offset: float = 0.0
     scale: float = 1.0
     format: type[WeightFormat] = Bf16
+    lead: int = 0
+    tail: int = 0
+
+    @property
+    def stored_cols(self) -> int:
+        """The number of columns that are stored."""
+        return self.lead + self.cols + self.tail
 
     @property
     def pitch(self) -> int:
         """The number of elements that a row of a matrix takes."""
-        return self.format.pitch(self.cols, self.tiling is not None)
+        return self.format.pitch(self.stored_cols, self.tiling is not None)
 
     def bytes_of(self, num_rows: int) -> int:
         """Bytes of `num_rows` rows. They are a slab, or the weight has no tiles."""
         if self.tiling or self.kind is WeightKind.MATRIX:
-            return self.format.slab_bytes(num_rows, self.cols, self.tiling is not None)
+            return self.format.slab_bytes(num_rows, self.stored_cols, self.tiling is not None)
         item_bytes = ITEM_BYTES["f32"] if self.data is None else int(self.data.dtype.itemsize)
         return num_rows * self.cols * item_bytes
 

@@ -86,8 +86,12 @@ def constant_access(rank: int, operand: int, row_bytes: int, num_rows: int) -> A
 
 
 def weight_access(rank: int, operand: int, pitch: int, num_rows: int, format_id: int = Bf16.id) -> Access:
-    """The read of rows of a matrix, each of `pitch` elements. ValueError: no format has the number `format_id`."""
+    """The read of rows of a matrix, each of `pitch` elements.
+
+    ValueError: no format has the number `format_id`, or its rows cannot have so many columns.
+    """
     require(format_id in FORMATS, "the weight has no known format")
+    require(FORMATS[format_id].takes(pitch), "rows of the weight are not whole blocks of its format")
     return constant_access(rank, operand, FORMATS[format_id].slab_bytes(1, pitch, tiled=False), num_rows)
 
 

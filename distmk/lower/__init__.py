@@ -3,10 +3,10 @@
 It makes a work plan, the buffers, and the tasks of each operator.
 
 The modules, in the order of a walk: `options`, `worker_roles`, `rotating` and `plan` decide. `products` declares the
-matrices, which all buckets share, and `buffers` the buffers that every program has. A bucket of up to MAX_ROWS rows has
-one task for each worker's slab of a matrix: `slab_buffers` and the emitters `embed`, `attention`, `mlp` and `head`,
-which use `column_parallel`, `row_parallel`, `all_reduce` and `hierarchical`. A bucket of more rows has jobs:
-`job_buffers` and `jobs`.
+matrices, which all buckets share (`product`), and `buffers` the buffers that every program has. A bucket of up to
+MAX_ROWS rows has one task for each worker's slab of a matrix: `slab_buffers` and the emitters `embed`, `attention`,
+`mlp` and `head`, which use `column_parallel`, `row_parallel`, `all_reduce` and `hierarchical`. A bucket of more rows
+has jobs: `job_buffers` and `jobs`.
 """
 
 from __future__ import annotations

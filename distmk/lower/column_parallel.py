@@ -5,7 +5,7 @@ from __future__ import annotations
 from distmk.abi import GATED
 from distmk.graph.graph import Graph
 from distmk.lower.plan import WorkPlan
-from distmk.lower.products import Product, slab_task
+from distmk.lower.product import Product, slab_task
 from distmk.lower.rotating import RotatingBuffers
 from distmk.lower.slab_buffers import SlabBuffers
 
@@ -20,12 +20,13 @@ def emit_columns(
     out: RotatingBuffers,
     layer: int,
 ) -> None:
-    """The tasks of a product on one rank, one for each slab.
+    """The tasks of a product on one rank, one for each slab, or for each of a slab's parts that differ in format.
 
     They multiply what write `write` of the residual stream left, into `out`.
     """
     is_gated = product.epilogue in GATED
-    for worker, (begin, end) in product.partitions[rank].by_worker():
+    slabs = product.partitions[rank].by_worker()
+    for worker, (begin, end) in ((worker, run) for worker, rows in slabs for run in product.runs(rank, rows)):
         cols = (begin // 2, end // 2) if is_gated else (begin, end)
         may_poll = plan.may_poll(rank, worker)
         graph.add(

@@ -27,6 +27,7 @@ def emit_embed(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Embedding
                     num_cols=end - begin,
                     first_token=plan.shards[rank].vocab[0],
                     num_ranks=plan.options.num_ranks,
+                    scale=1.0 if plan.options.folds_factors else op.scale,
                     **residual_output(plan, buffers, EMBED_WRITE, rank, worker, (begin, end), in_place=Epilogue.STORE),
                 )
             )

@@ -11,7 +11,8 @@ from distmk.abi import Epilogue
 from distmk.graph.graph import Graph
 from distmk.lower.buffers import ProgramBuffers
 from distmk.lower.plan import WorkPlan
-from distmk.lower.products import Product, head_product, slab_task
+from distmk.lower.product import Product, slab_task
+from distmk.lower.products import head_product
 from distmk.lower.sampling import emit_sampling
 from distmk.lower.slab_buffers import SlabBuffers, mlp_write
 from distmk.model.operators import Head

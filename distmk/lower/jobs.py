@@ -15,13 +15,14 @@ from typing import Any
 from distmk.abi import Epilogue
 from distmk.errors import UsageError
 from distmk.graph.graph import Graph
-from distmk.graph.regions import Buffer
+from distmk.graph.partition import Partition
+from distmk.graph.regions import Buffer, Region
 from distmk.lower.head import emit_sampled
 from distmk.lower.job_buffers import JobBuffers, declare_job_buffers
 from distmk.lower.options import Bucket
 from distmk.lower.plan import WorkPlan
+from distmk.lower.product import Product
 from distmk.lower.products import (
-    Product,
     down_product,
     embedding_tables,
     gate_up_product,
@@ -94,6 +95,7 @@ class _Emitter:
                     batch=self.buffers.batch.at(rank),
                     first_token=self.plan.shards[rank].vocab[0],
                     num_ranks=self.graph.num_ranks,
+                    scale=1.0 if self.plan.options.folds_factors else op.scale,
                 )
             )
 
@@ -117,18 +119,20 @@ class _Emitter:
                 num_ranks=self.graph.num_ranks,
             )
 
-    def _linear(self, product: Product, rank: int, **operands: Any) -> None:
-        """The jobs of a rank's whole matrix, as one task."""
-        operands |= {
-            "op": product.name,
-            "slab": product.whole(rank),
-            "batch": self.buffers.batch.at(rank),
-            "partition": product.partitions[rank],
-            "bias": product.biases[rank],
-            "scale": product.scale,
-            "tiled": self.tiled,
-        }
-        self.graph.add(LinearJobs(rank, **operands))
+    def _linear(self, product: Product, rank: int, out: Region, **operands: Any) -> None:
+        """The jobs of a rank's whole matrix, as one task for each of its parts."""
+        runs = product.runs(rank)
+        for begin, end in runs:
+            operands |= {
+                "op": product.name,
+                **product.operands(rank, (begin, end)),
+                "out": out if len(runs) == 1 else out.buffer.at(rank, out.begin + begin, out.begin + end),
+                "batch": self.buffers.batch.at(rank),
+                "partition": product.partitions[rank] if len(runs) == 1 else Partition(end - begin, 1, step=2),
+                "scale": product.scale,
+                "tiled": self.tiled,
+            }
+            self.graph.add(LinearJobs(rank, **operands))
 
     def _attention(self, op: SelfAttention) -> None:
         for rank in self.plan.ranks:

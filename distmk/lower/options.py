@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from distmk.abi import MAX_BUCKET_ROWS, MAX_PROGRAMS, MAX_ROWS, MAX_SEQUENCES, LaunchKind
 from distmk.errors import UsageError
-from distmk.formats import FORMATS, WeightFormat
+from distmk.formats import FORMATS, find_format
 from distmk.graph.hosts import host_ranks
+from distmk.model.operators import Model
 from distmk.tasks.slots import slots_for
 from distmk.tasks.splits import KV_TILE, MAX_KV_SPLITS
 
@@ -53,9 +54,7 @@ class DecodeOptions:
     tiled: pack matrices in the tiles that a GPU streams.
     folds_factors: multiply norm weights and scales into the matrices when they are loaded. Otherwise tasks multiply
       activations and sums by them, for weight formats that cannot take a factor per column; the host twin alone can do
-      this, so not with `tiled`. None: the weight format decides.
-    weight_format: the name of the format (`distmk.formats`) of the matrices of linear layers. Embedding tables are
-      bf16.
+      this, so not with `tiled`. None: the formats of the model's matrices decide (`settle_factors`).
     attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread":
       attention is in the list of every worker, which takes its share.
     num_reserved: with several ranks, workers without rows of qkv and o, reserved for a single decode row's attention.
@@ -81,7 +80,6 @@ class DecodeOptions:
     keep_logits: bool = False
     tiled: bool = False
     folds_factors: bool | None = None
-    weight_format: str = "bf16"
     attention_launch: Literal["massive", "spread"] = "massive"
     num_reserved: int | None = None
     loopback: bool = False
@@ -109,15 +107,7 @@ class DecodeOptions:
         if self.attention_launch not in ATTENTION_LAUNCHES:
             raise UsageError(f"attention_launch is {self.attention_launch!r}; expected massive or spread")
         host_ranks(self.host_sizes, self.num_ranks)  # raises if the sizes do not fit the number of ranks
-        known = [kind.name for kind in FORMATS.values() if kind.runs_on_gpu or not self.tiled]
-        if self.weight_format not in known:
-            where = " on GPUs" if self.tiled else ""
-            raise UsageError(f"weight_format is {self.weight_format!r}; formats{where} are {', '.join(known)}")
-        if self.folds_factors is None:
-            object.__setattr__(self, "folds_factors", self.matrix_format.folds_factors)
-        if self.folds_factors and not self.matrix_format.folds_factors:
-            raise UsageError(f"folds_factors is True; matrices in {self.weight_format} take no factors")
-        if self.tiled and not self.folds_factors:
+        if self.tiled and self.folds_factors is False:
             raise UsageError(
                 "folds_factors is False, but GPUs and the emulator multiply matrices with their factors folded in; "
                 "choose the host backend"
@@ -142,11 +132,6 @@ class DecodeOptions:
                 f"max_num_seqs is {self.max_seqs}; an iteration{where} carries {most_rows} tokens, one for each sequence, so "
                 f"give at most {most_rows}"
             )
-
-    @property
-    def matrix_format(self) -> type[WeightFormat]:
-        """The format of the matrices of linear layers."""
-        return next(kind for kind in FORMATS.values() if kind.name == self.weight_format)
 
     @property
     def all_reduces(self) -> bool:
@@ -198,3 +183,24 @@ class DecodeOptions:
     def spreads_attention(self) -> bool:
         """Whether attention is in every worker's list."""
         return ATTENTION_LAUNCHES[self.attention_launch] is LaunchKind.SPREAD
+
+
+def settle_factors(model: Model, options: DecodeOptions) -> DecodeOptions:
+    """The options with `folds_factors` settled: factors are folded if the formats of all matrices take them.
+
+    UsageError: a matrix has an unknown format, one that GPUs cannot multiply, or one that takes no factors although
+    these are to be folded.
+    """
+    folds = True
+    for tensor, name in dict(model.matrix_formats).items():
+        found = find_format(name, f"the weight format of {tensor}")
+        if options.tiled and not found.runs_on_gpu:
+            known = ", ".join(kind.name for kind in FORMATS.values() if kind.runs_on_gpu)
+            raise UsageError(
+                f"{tensor} is in {name}, which GPUs and the emulator do not multiply; their formats are {known}; "
+                "choose the host backend"
+            )
+        if options.folds_factors and not found.folds_factors:
+            raise UsageError(f"folds_factors is True; {tensor} is in {name}, which takes no factors")
+        folds = folds and found.folds_factors
+    return replace(options, folds_factors=folds) if options.folds_factors is None else options

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from distmk.abi import MAX_FUSED_COMBINE_COLS, MAX_ROWS
 from distmk.graph.partition import Partition, partition_items, partition_rows
-from distmk.lower.options import DecodeOptions
+from distmk.lower.options import DecodeOptions, settle_factors
 from distmk.lower.rotating import Rotation
 from distmk.lower.worker_roles import WorkerRoles, assign_roles
 from distmk.model.config import ModelConfig
@@ -99,8 +99,8 @@ class WorkPlan:
 
 
 def plan_work(model: Model, options: DecodeOptions) -> WorkPlan:
-    """The work plan of a model. Raises UsageError if there are more ranks than query heads."""
-    config = model.config
+    """The work plan of a model. Raises UsageError if there are more ranks than query heads, or as `settle_factors`."""
+    config, options = model.config, settle_factors(model, options)
     shards = tuple(shard_model(config, options.num_ranks))
     num_pages = options.total_pages
     shapes = tuple(_attention_shape(config, options, shard, num_pages) for shard in shards)

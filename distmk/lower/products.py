@@ -5,82 +5,41 @@ The programs of all buckets multiply the same matrices, packed for one task per 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from distmk.abi import Epilogue
+from distmk.errors import UsageError
+from distmk.formats import find_format
 from distmk.graph.graph import Graph
 from distmk.graph.partition import Partition
-from distmk.graph.regions import Region, Segment, Slab, Tiling, Weight, WeightKind
+from distmk.graph.regions import Segment, Slab, Tiling, Weight, WeightKind
 from distmk.lower.plan import WorkPlan
+from distmk.lower.product import Part, Product
 from distmk.model.nn import ACTIVATIONS
 from distmk.model.nodes import Matrix
 from distmk.model.operators import Embedding, Head, Mlp, Operator, SelfAttention
 from distmk.model.rope import rotation_order
 from distmk.model.shards import Range
-from distmk.tasks import Linear, ScaledLinear
 
 Rows = list[tuple[Matrix, Range]]
 
 
-@dataclass(frozen=True)
-class Product:
-    """epilogue(x @ weight.T + bias) on each rank, with the rank's own matrix.
-
-    If `applies_rms`, x / rms(x) takes the place of x.
-
-    Tuples are by rank.
-    biases: f32; None: no bias.
-    partitions: rows of the matrix, by slab.
-    scale: a factor of x @ weight.T that is folded into the bias but not into the matrix.
-    """
-
-    name: str
-    weights: tuple[Weight, ...]
-    biases: tuple[Slab | None, ...]
-    partitions: tuple[Partition, ...]
-    epilogue: Epilogue = Epilogue.STORE
-    applies_rms: bool = False
-    scale: float = 1.0
-
-    def whole(self, rank: int) -> Slab:
-        """All rows of a rank's matrix."""
-        return Slab(self.weights[rank], 0, self.weights[rank].rows)
-
-
-def slab_task(
-    plan: WorkPlan, product: Product, rank: int, rows: Range, *, x_squares: Region | None = None, **operands: Any
-) -> Linear:
-    """The task of slab `rows` of a rank's matrix. x_squares: of x, if the norm's weight is not folded into the matrix."""
-    bias = product.biases[rank]
-    operands |= {
-        "rank": rank,
-        "op": product.name,
-        "slab": Slab(product.weights[rank], *rows),
-        "bias": bias and Slab(bias.weight, *rows),
-    }
-    if plan.options.folds_factors:
-        return Linear(**operands, applies_rms=product.applies_rms)
-    return ScaledLinear(**operands, scale=product.scale, x_squares=x_squares)
-
-
 def embedding_tables(graph: Graph, plan: WorkPlan, op: Embedding) -> tuple[Slab, ...]:
-    """Each rank's rows of the embedding, times its scale.
-
-    The scale is always folded in: a table is looked up and never packed.
-    """
-    hidden = plan.config.hidden_size
-    return tuple(
-        Slab(
-            graph.weight(
-                op.table, rank, hidden, [Segment(f"{op.table}.weight", *vocab)], WeightKind.MATRIX, scale=op.scale
-            ),
-            0,
-            vocab[1] - vocab[0],
+    """Each rank's rows of the embedding, times its scale if the plan folds factors. Tables have no tiles."""
+    tables = (
+        graph.weight(
+            op.table,
+            rank,
+            plan.config.hidden_size,
+            [Segment(f"{op.table}.weight", *shard.vocab)],
+            WeightKind.MATRIX,
+            scale=op.scale if plan.options.folds_factors else 1.0,
+            format=find_format(op.format),
         )
-        for rank, vocab in enumerate(shard.vocab for shard in plan.shards)
+        for rank, shard in enumerate(plan.shards)
     )
+    return tuple(Slab(table, 0, table.rows) for table in tables)
 
 
 def qkv_product(graph: Graph, plan: WorkPlan, op: SelfAttention) -> Product:
@@ -110,14 +69,14 @@ def down_product(graph: Graph, plan: WorkPlan, op: Mlp) -> Product:
 
 
 def head_product(graph: Graph, plan: WorkPlan, op: Head) -> Product:
-    """The logits of norm(x), vocabulary-parallel."""
+    """The logits of norm(x), vocabulary-parallel. A tied head without folded factors is the embedding's table."""
+    name = "head" if plan.options.folds_factors else op.table
     rows = [[Segment(f"{op.table}.weight", *shard.vocab)] for shard in plan.shards]
-    weights = tuple(
-        _matrix(graph, plan, "head", rank, rows[rank], plan.head[rank], op, scale=op.scale) for rank in plan.ranks
+    parts = tuple(
+        (Part(_matrix(graph, plan, name, rank, rows[rank], plan.head[rank], op.format, op, scale=op.scale), 0),)
+        for rank in plan.ranks
     )
-    return Product(
-        "head", weights, (None,) * len(weights), plan.head, applies_rms=True, scale=_scale_left(plan, op.scale)
-    )
+    return Product("head", parts, (None,) * len(parts), plan.head, applies_rms=True, scale=_scale_left(plan, op.scale))
 
 
 def post_norms(graph: Graph, plan: WorkPlan, op: SelfAttention | Mlp) -> tuple[Slab | None, ...]:
@@ -150,30 +109,68 @@ def _column_parallel(
     bias: bool,
 ) -> Product:
     """rows: by rank, the parts of matrices that make up its matrix."""
-    weights, biases = [], []
+    parts, biases, paired = [], [], epilogue is not Epilogue.STORE
     for rank in plan.ranks:
-        segments = [_segment(matrix, "weight", part) for matrix, part in rows[rank]]
-        paired = epilogue is not Epilogue.STORE
-        weights.append(_matrix(graph, plan, name, rank, segments, partitions[rank], op, paired=paired))
+        found: list[Part] = []
+        for _, group in itertools.groupby(rows[rank], lambda each: _alike(each[0], paired)):
+            matrices = list(group)
+            segments = [_segment(matrix, "weight", part) for matrix, part in matrices]
+            format_name = matrices[0][0].format
+            part_name = f"{name}.{len(found)}" if found else name
+            weight = _matrix(graph, plan, part_name, rank, segments, partitions[rank], format_name, op, paired=paired)
+            begin = found[-1].rows[1] if found else 0
+            found.append(Part(weight, begin, _order(graph, rank, weight)))
+        parts.append(tuple(found))
         of_rows = [_segment(matrix, "bias", part) for matrix, part in rows[rank]]
         biases.append(_vector(graph, rank, of_rows) if bias else None)
-    return Product(name, tuple(weights), tuple(biases), partitions, epilogue, op.norm is not None)
+    return Product(name, tuple(parts), tuple(biases), partitions, epilogue, op.norm is not None)
 
 
 def _row_parallel(
     graph: Graph, plan: WorkPlan, name: str, matrix: Matrix, cols: list[Range], partition: Partition
 ) -> Product:
     """cols: by rank, its columns of the matrix. Rank 0 alone adds the bias."""
-    hidden = (0, plan.config.hidden_size)
-    weights, biases = [], []
+    hidden, num_cols = (0, plan.config.hidden_size), cols[-1][1]
+    parts, biases = [], []
     for rank in plan.ranks:
         segments = [_segment(matrix, "weight", hidden)]
-        weights.append(_matrix(graph, plan, name, rank, segments, partition, cols=cols[rank], scale=matrix.scale))
+        weight = _matrix(
+            graph,
+            plan,
+            name,
+            rank,
+            segments,
+            partition,
+            matrix.format,
+            cols=cols[rank],
+            num_cols=num_cols,
+            scale=matrix.scale,
+        )
+        if weight.format.is_ordered and weight.cols < num_cols:
+            raise UsageError(
+                f"{matrix.tensor} stores its columns by activation (desc_act), which {len(cols)} ranks cannot divide; "
+                "use one rank, or quantization bf16"
+            )
+        parts.append((Part(weight, 0, _order(graph, rank, weight)),))
         of_rows = [_segment(matrix, "bias", hidden)]
         has_bias = matrix.bias and rank == 0
         biases.append(_vector(graph, rank, of_rows, scale=matrix.scale) if has_bias else None)
-    partitions = (partition,) * len(weights)
-    return Product(name, tuple(weights), tuple(biases), partitions, scale=_scale_left(plan, matrix.scale))
+    partitions = (partition,) * len(parts)
+    return Product(name, tuple(parts), tuple(biases), partitions, scale=_scale_left(plan, matrix.scale))
+
+
+def _alike(matrix: Matrix, paired: bool) -> tuple[str, str]:
+    """Equal for matrices whose rows may be in one part. Rows of gate and up, which are paired, have the same order."""
+    return matrix.format, matrix.tensor if find_format(matrix.format).is_ordered and not paired else ""
+
+
+def _order(graph: Graph, rank: int, weight: Weight) -> Slab | None:
+    """The order of the columns of a matrix that has one."""
+    if not weight.format.is_ordered:
+        return None
+    tensor = weight.segments[0].tensor
+    order = graph.weight(f"{tensor}.order", rank, 1, [Segment(tensor, 0, weight.cols)], WeightKind.ORDER)
+    return Slab(order, 0, order.rows)
 
 
 def _scale_left(plan: WorkPlan, scale: float) -> float:
@@ -194,17 +191,21 @@ def _matrix(
     rank: int,
     segments: list[Segment],
     partition: Partition,
+    format_name: str,
     op: SelfAttention | Mlp | Head | None = None,
     *,
     cols: Range | None = None,
+    num_cols: int | None = None,
     paired: bool = False,
     scale: float = 1.0,
 ) -> Weight:
-    """A matrix of one rank. cols: columns of the checkpoint's matrix; None: all.
+    """A matrix of one rank. cols: columns of the checkpoint's matrix of `num_cols` columns; None: all.
 
     If the plan folds factors, the matrix is multiplied by `scale`, and its columns by the weight of the norm of `op`.
     """
     begin, end = cols or (0, plan.config.hidden_size)
+    found = find_format(format_name)
+    first, last = found.whole_groups(begin, end, num_cols or end)
     folds = plan.options.folds_factors
     norm = op.norm if op and folds else None
     return graph.weight(
@@ -218,7 +219,9 @@ def _matrix(
         col_scale=f"{norm}.weight" if norm else None,
         offset=op.norm_offset if op and folds else 0.0,
         scale=scale if folds else 1.0,
-        format=plan.options.matrix_format,
+        format=found,
+        lead=begin - first,
+        tail=last - end,
     )
 
 

@@ -8,7 +8,8 @@ from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Slab
 from distmk.lower.all_reduce import emit_all_reduce, residual_output
 from distmk.lower.plan import WorkPlan
-from distmk.lower.products import Product, post_norms, slab_task
+from distmk.lower.product import Product, slab_task
+from distmk.lower.products import post_norms
 from distmk.lower.slab_buffers import SlabBuffers
 from distmk.model.operators import Mlp, SelfAttention
 from distmk.tasks import AttentionShape, PostNorm
@@ -54,7 +55,7 @@ def _sums_of(buffers: SlabBuffers, projection: Projection) -> Buffer | None:
 def _emit_linear(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, projection: Projection, rank: int) -> None:
     partials, product = projection.fused_partials, projection.product
     shape = projection.shapes[rank] if partials else None
-    num_cols, into = product.weights[rank].cols, _sums_of(buffers, projection)
+    num_cols, into = product.parts[rank][0].weight.cols, _sums_of(buffers, projection)
     for worker, rows in product.partitions[rank].by_worker():
         graph.add(
             slab_task(

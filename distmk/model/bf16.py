@@ -12,6 +12,7 @@ FINITE_ELEMENTS = 1 << 16
 
 F32 = npt.NDArray[np.float32]
 U16 = npt.NDArray[np.uint16]
+I32 = npt.NDArray[np.int32]
 
 
 def f32_to_bf16(values: F32) -> U16:

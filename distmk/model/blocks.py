@@ -45,7 +45,7 @@ def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
     if logits.norm is None:
         reader.refuse(logits.x, "a norm in front of the head, folded into it")
     norm, offset = reader.norms(logits.norm)
-    blocks: list[Operator] = [Head(str(norm), table.tensor, offset, table.scale, softcap)]
+    blocks: list[Operator] = [Head(str(norm), table.tensor, offset, table.scale, softcap, table.format)]
     x, layer = logits.x, config.num_layers
     read: tuple[Callable[[Residual, int], Operator], ...] = (reader.mlp, reader.attention)
     while isinstance(x, Residual):
@@ -63,7 +63,7 @@ def blocks_of(logits: Node, config: ModelConfig) -> tuple[Operator, ...]:
         raise UsageError(f"forward has {config.num_layers - layer} layers; its config says {config.num_layers}")
     reader.expect("the embedding", x.x.num_tokens, config.vocab_size, "tokens")
     reader.expect("the embedding", x.cols, config.hidden_size, "columns")
-    blocks.append(EmbeddingBlock(x.x.table, x.x.scale))
+    blocks.append(EmbeddingBlock(x.x.table, x.x.scale, x.x.format))
     return tuple(reversed(blocks))
 
 

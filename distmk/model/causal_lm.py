@@ -13,7 +13,7 @@ from distmk.model.blocks import blocks_of
 from distmk.model.config import ModelConfig
 from distmk.model.json_fields import Fields
 from distmk.model.nodes import Embedding, HeadNorm, Linear, Node, RmsNorm, Tokens, in_order
-from distmk.model.operators import Model
+from distmk.model.operators import Model, with_formats
 from distmk.model.passes import compiled
 
 
@@ -95,7 +95,8 @@ class CausalLM:
 
         UsageError: no task computes one of them.
         """
-        return Model(self.config, blocks_of(compiled(self.logits(), skip), self.config))
+        operators = blocks_of(compiled(self.logits(), skip), self.config)
+        return Model(self.config, with_formats(operators, dict(self.config.formats)))
 
 
 def at_line(error: Exception, kind: type[UsageError], where: str = "") -> UsageError:

@@ -41,6 +41,8 @@ class ModelConfig:
       table.
     scores: of attention.
     logits_softcap: logits become cap * tanh(x / cap); None: they are not capped.
+    formats: weight formats of matrices, as pairs of a tensor's name without `.weight` and a format's name
+      (`distmk.formats`). Other matrices have the format that `forward` gives them.
     """
 
     BY_LAYER: ClassVar[tuple[str, ...]] = ("windows",)  # fields with an element for each layer, or ()
@@ -70,6 +72,7 @@ class ModelConfig:
     local_rope_theta: float | None = None
     scores: Scores = PLAIN_SCORES
     logits_softcap: float | None = None
+    formats: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -120,7 +123,12 @@ class ModelConfig:
 
     @property
     def layers_are_alike(self) -> bool:
-        return all(len(set(getattr(self, name))) <= 1 for name in self.BY_LAYER)
+        formats: list[dict[str, str]] = [{} for _ in range(self.num_layers)]
+        for tensor, name in self.formats:
+            if (part := re.search(r"\.layers\.(\d+)\.(.*)", tensor)) and int(part[1]) < self.num_layers:
+                formats[int(part[1])][part[2]] = name
+        is_alike = all(each == formats[0] for each in formats)
+        return is_alike and all(len(set(getattr(self, name))) <= 1 for name in self.BY_LAYER)
 
     def first_layers(self, num_layers: int) -> ModelConfig:
         """The config of only the first layers."""

@@ -40,11 +40,6 @@ def refuse_unsupported(f: Fields, own: Collection[str]) -> None:
         value = f.values.get(key)
         if value is not None and value not in neutral and key not in own:
             raise ModelError(f"{f.where}: {key} is {value!r}, which would change the result and is not supported")
-    if f.values.get("quantization_config"):
-        method = f.sub("quantization_config").values.get("quant_method", "unknown")
-        raise ModelError(
-            f"{f.where}: weights quantized with {method!s} are not supported; use an unquantized checkpoint"
-        )
 
 
 def read_num_layers(f: Fields) -> int:

@@ -13,6 +13,7 @@ from distmk.abi import PLAIN_SCORES, Epilogue, Scores
 from distmk.errors import UsageError, shown
 from distmk.model.nodes import (
     FINITE,
+    PLAIN_FORMAT,
     Activation,
     Attention,
     Embedding,
@@ -28,17 +29,22 @@ from distmk.model.nodes import (
     Softcap,
 )
 from distmk.model.rope import LOCAL_ROPE, ROPE
-from distmk.parameter_checks import flag, real, whole
+from distmk.parameter_checks import flag, real, text, whole
 
 __all__ = ["attention", "embedding", "gelu_tanh", "head_norm", "linear", "rms_norm", "rope", "silu", "softcap", "split"]
 
 MOST_COLS = (1 << 31) - 1
 
 
-def embedding(tokens: Node, name: str, num_tokens: int, num_features: int) -> Node:
-    """table[token]: [tokens, num_features]. The table, [num_tokens, num_features], is divided among ranks by tokens."""
+def embedding(tokens: Node, name: str, num_tokens: int, num_features: int, *, format: str = PLAIN_FORMAT) -> Node:
+    """table[token]: [tokens, num_features]. The table, [num_tokens, num_features], is divided among ranks by tokens.
+
+    format: see `linear`.
+    """
     tokens, name = _tensor("embedding", tokens), _name("embedding", name)
-    return Embedding(_size(name, num_features), tokens, name, _size(name, num_tokens))
+    return Embedding(
+        _size(name, num_features), tokens, name, _size(name, num_tokens), format=text(f"format of {name}", format)
+    )
 
 
 def rms_norm(x: Node, name: str, eps: float, *, offset: float = 0.0) -> Node:
@@ -52,8 +58,19 @@ def head_norm(x: Node, name: str, eps: float, head_dim: int, *, offset: float = 
     return HeadNorm(x.cols, x, _norm("head_norm", name, eps, offset), head_dim)
 
 
-def linear(x: Node, name: str, num_features: int, *, bias: bool = False, parallel: Parallel = "column") -> Node:
+def linear(
+    x: Node,
+    name: str,
+    num_features: int,
+    *,
+    bias: bool = False,
+    parallel: Parallel = "column",
+    format: str = PLAIN_FORMAT,
+) -> Node:
     """x @ weight.T + bias: [tokens, num_features], weight: [num_features, columns of x].
+
+    format: the weight format in memory (`distmk.formats`), such as "int4". bfloat16 weights are quantized to it when
+    they are loaded.
 
     parallel: "column": each rank has some of the features. "row": each rank has some of the columns of x, and the
     products are summed over ranks (Shoeybi et al., "Megatron-LM", arXiv:1909.08053).
@@ -62,7 +79,8 @@ def linear(x: Node, name: str, num_features: int, *, bias: bool = False, paralle
     num_features = _size(name, num_features)
     if parallel not in ("column", "row"):
         raise UsageError(f"{name}: parallel is {shown(parallel)}; expected 'column' or 'row'")
-    matrix = Matrix(name, num_features, stored_rows=num_features, bias=flag(f"bias of {name}", bias))
+    has_bias, format = flag(f"bias of {name}", bias), text(f"format of {name}", format)
+    matrix = Matrix(name, num_features, stored_rows=num_features, bias=has_bias, format=format)
     return Linear(num_features, x, (matrix,), parallel)
 
 

@@ -22,6 +22,7 @@ terms of a sum over ranks.
 """
 
 
+PLAIN_FORMAT = "bf16"  # of matrices that say no other (`distmk.formats`)
 FINITE = (-1e30, 1e30)  # the range of numbers that float32 can represent together with their products
 
 
@@ -29,6 +30,8 @@ FINITE = (-1e30, 1e30)  # the range of numbers that float32 can represent togeth
 class Matrix:
     """Rows [first_row, first_row + num_rows) of a checkpoint's matrix of `stored_rows` rows; they and the bias times
     `scale`.
+
+    format: the name of the weight format that memory has it in (`distmk.formats`).
     """
 
     tensor: str
@@ -37,6 +40,7 @@ class Matrix:
     stored_rows: int = 0
     bias: bool = False
     scale: float = 1.0
+    format: str = PLAIN_FORMAT
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,9 @@ def _shown(value: Any) -> str:
         return " | ".join(map(_shown, value))
     if isinstance(value, Matrix):
         part = f"[{value.first_row}:+{value.num_rows}]" if value.num_rows != value.stored_rows else ""
-        return value.tensor + part + " with bias" * value.bias + (f" * {value.scale:g}" if value.scale != 1 else "")
+        form = f" in {value.format}" if value.format != PLAIN_FORMAT else ""
+        scale = f" * {value.scale:g}" if value.scale != 1 else ""
+        return value.tensor + part + form + " with bias" * value.bias + scale
     return value.weight if isinstance(value, Norm) else str(value)
 
 
@@ -134,6 +140,7 @@ class Embedding(Node):
     table: str
     num_tokens: int
     scale: float = 1.0
+    format: str = PLAIN_FORMAT
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,20 +10,26 @@ given to tasks (`DecodeOptions.folds_factors`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from distmk.abi import PLAIN_SCORES, Scores
 from distmk.model.config import ModelConfig
-from distmk.model.nodes import Matrix
+from distmk.model.nodes import PLAIN_FORMAT, Matrix
 from distmk.model.rope import ROPE
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """x = scale * table[token]."""
+    """x = scale * table[token].
+
+    format: the table's weight format, by name.
+    """
 
     table: str
     scale: float = 1.0
+    format: str = PLAIN_FORMAT
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,7 @@ class Head:
 
     softcap: sampling and reports use softcap * tanh(logits / softcap) instead of the logits; None: the logits
     themselves.
+    format: the table's weight format, by name.
     """
 
     norm: str
@@ -93,9 +100,31 @@ class Head:
     norm_offset: float = 0.0
     scale: float = 1.0
     softcap: float | None = None
+    format: str = PLAIN_FORMAT
 
 
 Operator = Embedding | SelfAttention | Mlp | Head
+
+
+def with_formats(operators: tuple[Operator, ...], formats: Mapping[str, str]) -> tuple[Operator, ...]:
+    """The operators with the weight formats of `formats`: names of formats by names of matrices, without `.weight`.
+
+    One task multiplies rows of gate and of up, so both are bf16 if their formats differ.
+    """
+    return tuple(_with_formats(op, formats) for op in operators)
+
+
+def _with_formats(op: Operator, formats: Mapping[str, str]) -> Operator:
+    if isinstance(op, Embedding | Head):
+        return replace(op, format=formats.get(op.table, op.format))
+    changed: dict[str, Any] = {
+        name: replace(value, format=formats.get(value.tensor, value.format))
+        for name, value in vars(op).items()
+        if isinstance(value, Matrix)
+    }
+    if isinstance(op, Mlp) and changed["gate"].format != changed["up"].format:
+        changed |= {name: replace(changed[name], format=PLAIN_FORMAT) for name in ("gate", "up")}
+    return replace(op, **changed)
 
 
 @dataclass(frozen=True)
@@ -109,6 +138,15 @@ class Model:
     def rope_tables(self) -> tuple[str, ...]:
         """The rotary tables of attention, in the order of their first use."""
         return tuple(dict.fromkeys(op.rope for op in self.operators if isinstance(op, SelfAttention)))
+
+    @property
+    def matrix_formats(self) -> Iterator[tuple[str, str]]:
+        """The tensor of every matrix, without `.weight`, and the name of its weight format."""
+        for op in self.operators:
+            if isinstance(op, Embedding | Head):
+                yield op.table, op.format
+            else:
+                yield from ((value.tensor, value.format) for value in vars(op).values() if isinstance(value, Matrix))
 
     @property
     def has_post_norms(self) -> bool:

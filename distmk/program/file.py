@@ -192,12 +192,12 @@ def _encoded(weight: Weight, allocation: Placed) -> list[Any]:
     segments = [[s.tensor, s.row_begin, s.row_end] for s in weight.segments]
     return [
         weight.name, weight.rows, weight.cols, weight.kind.value, weight.col_begin, segments, tiling, weight.col_scale,
-        weight.offset, weight.scale, weight.format.id, allocation.offset
+        weight.offset, weight.scale, weight.format.id, weight.lead, weight.tail, allocation.offset
     ]  # fmt: skip
 
 
 def _weight(rank: int, entry: list[Any]) -> tuple[Weight, Placed]:
-    name, rows, cols, kind, col_begin, segments, tiling, col_scale, offset, scale, format_id, arena_offset = entry
+    name, rows, cols, kind, col_begin, segments, tiling, col_scale, offset, scale, format_id, lead, tail, place = entry
     weight = Weight(
         name,
         rank,
@@ -211,5 +211,7 @@ def _weight(rank: int, entry: list[Any]) -> tuple[Weight, Placed]:
         offset=offset,
         scale=scale,
         format=FORMATS[format_id],
+        lead=lead,
+        tail=tail,
     )
-    return weight, Placed(name, Space.LOCAL, rank, arena_offset, *weight.extent, read_only=True)
+    return weight, Placed(name, Space.LOCAL, rank, place, *weight.extent, read_only=True)

@@ -92,11 +92,14 @@ def _struct(cls: type[ctypes.Structure], is_documented: bool) -> list[str]:
 
 def _format(weight_format: type[WeightFormat]) -> list[str]:
     bits, align = weight_format.element_bits, weight_format.copy_align_bytes
-    factor = f"* {bits // 8}u" if bits % 8 == 0 else f"/ {8 // bits}u"  # one operation, which overflows no sooner
+    factor = f"* {bits}u / 8u"
+    if bits % 8 == 0 or 8 % bits == 0:
+        factor = f"* {bits // 8}u" if bits % 8 == 0 else f"/ {8 // bits}u"  # one operation, which overflows no sooner
     return [
         f"// distmk/formats/{weight_format.name}.py",
         f"struct {weight_format.__name__}Format {{",
         f"  static constexpr uint32_t ID = {weight_format.id}u, ELEMENT_BITS = {bits}u, COPY_ALIGN_BYTES = {align}u;",
+        f"  static constexpr uint32_t GROUP_COLS = {weight_format.group_cols}u;",
         "  // Bytes of elements, without scales.",
         "  template <class Count>",
         "  static constexpr Count bytes(Count elements) {",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Mapping
-from ctypes import c_uint32, c_uint64
+from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from distmk.tasks.linear import check_epilogue, output_accesses
 
 class EmbedArgs(ctypes.Structure):
     _fields_ = [
-        ("table", c_uint64),  # bf16 [last_token - first_token, k]: this rank's rows of the embedding
+        ("table", c_uint64),  # [last_token - first_token, k] in `format`: this rank's rows of the embedding
         ("out", c_uint64),
         ("out_bf16", c_uint64),  # STORE: bf16 columns of every row, the same values; 0: none
         ("lamport_reset", c_uint64),  # STORE: columns to be reset, laid out as `out_bf16`; 0: none
@@ -31,17 +32,20 @@ class EmbedArgs(ctypes.Structure):
         ("last_token", c_uint32),
         ("epilogue", c_uint32),  # STORE or PUSH
         ("input_norm", InputNormArgs),  # host only
+        ("scale", c_float),  # factor of the rows, host only; 0: none
+        ("format", c_uint32),  # format of the table (distmk/formats)
     ]
 
 
 @task_type(5, "embed")
 @dataclass(frozen=True, eq=False)
 class Embed(Task):
-    """out[row] = table[token of row], columns [col_begin, col_begin + num_cols).
+    """out[row] = scale * table[token of row], columns [col_begin, col_begin + num_cols).
 
-    table: bf16 [tokens of this rank, k]. Rows whose token belongs to another rank are zero, so that the sum over ranks
-    is the lookup. out: f32 columns of every row (STORE), or an f32 [rows, num_cols] block in every rank's slot (PUSH).
-    out_bf16, lamport_reset: see `Linear`. input_norm, squares: see `ScaledLinear`; GPUs ignore them.
+    table: [tokens of this rank, k], in bf16 on GPUs. Rows whose token belongs to another rank are zero, so that the sum
+    over ranks is the lookup. out: f32 columns of every row (STORE), or an f32 [rows, num_cols] block in every rank's slot
+    (PUSH). out_bf16, lamport_reset: see `Linear`. scale: a factor that the table does not contain. input_norm, squares:
+    see `ScaledLinear`. GPUs ignore these three.
     """
 
     table: Slab = None  # type: ignore[assignment]
@@ -56,6 +60,7 @@ class Embed(Task):
     num_ranks: int = 1
     input_norm: Slab | None = None
     squares: Region | None = None
+    scale: float = 1.0
 
     Args: ClassVar[type[ctypes.Structure]] = EmbedArgs
     resets_rows: ClassVar[bool] = True
@@ -78,6 +83,8 @@ class Embed(Task):
             "out_stride": self.out.buffer.cols,
             "out_bf16_stride": self.out_bf16.buffer.cols if self.out_bf16 else 0,
             "last_token": self.first_token + self.table.rows,
+            "scale": self.scale if self.scale != 1.0 else 0.0,
+            "format": self.table.weight.format.id,
             "input_norm": encode_input_norm(layout, self.input_norm, self.squares),
         }
 
@@ -87,7 +94,8 @@ class Embed(Task):
         require(args.epilogue in (Epilogue.STORE, Epilogue.PUSH), "the epilogue is neither STORE nor PUSH")
         require(args.col_begin + args.num_cols <= args.k, "columns that the table does not have")
         require(bool(args.out_bf16 or not args.lamport_reset), "there is no out_bf16 to reset")
+        require(math.isfinite(args.scale), "scale is no factor")
         num_tokens = args.last_token - args.first_token
-        accesses = [weight_access(rank, args.table, args.k, num_tokens), batch_access(rank, args.batch)]
+        accesses = [weight_access(rank, args.table, args.k, num_tokens, args.format), batch_access(rank, args.batch)]
         accesses += input_norm_accesses(args, rank, args.num_cols)
         return accesses + output_accesses(args, rank, num_ranks, args.num_cols)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from distmk.abi import GATED, MAX_FUSED_COMBINE_COLS, MAX_ROWS, Candidate, Epilogue
 from distmk.errors import UsageError
+from distmk.formats import FORMATS
 from distmk.formats.tiles import padded_cols
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import (
@@ -81,7 +82,7 @@ class LinearArgs(ctypes.Structure):
         ("eps", c_float),
         ("first_token", c_uint32),  # ARGMAX: token id of the first row
         ("logits_stride", c_uint32),
-        ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where rows are packed in tiles
+        ("k_pitch", c_uint32),  # elements of a row of the weight: k, or more where they are packed or whole groups
         ("polls_x", c_uint32),  # 1: poll x, or the fused partials
         ("head_dim", c_uint32),  # head size of the fused partials; the next five describe their attention
         ("max_kv_splits", c_uint32),
@@ -92,7 +93,7 @@ class LinearArgs(ctypes.Structure):
         ("keeps_logits", c_uint32),  # 1: logits of all sampled rows are stored; 0: of the rows that need them
         ("softcap", c_float),  # ARGMAX: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
         ("format", c_uint32),  # format of the weight (distmk/formats)
-        ("pad", c_uint32),
+        ("lead", c_uint32),  # columns of a row of the weight before those that x has, host only
     ]
 
 
@@ -204,6 +205,7 @@ class Linear(Task):
             "out_bf16_stride": self.out_bf16.buffer.cols if self.out_bf16 else 0,
             "logits_stride": self.logits.buffer.cols if self.logits else 0,
             "format": self.slab.weight.format.id,
+            "lead": self.slab.weight.lead,
         }
 
     @classmethod
@@ -256,13 +258,22 @@ def check_epilogue(args: Any) -> None:
     )
 
 
+def check_pitch(args: Any, *pitches: int) -> None:
+    """ValueError unless rows of the weight have one of `pitches` or, of a quantized format, `k` columns behind `lead`."""
+    if args.format in FORMATS and FORMATS[args.format].is_quantized:
+        fits = args.lead + args.k <= args.k_pitch
+    else:
+        fits = args.k_pitch in pitches and not args.lead
+    require(fits, "rows of the weight are not of k columns")
+
+
 def _check_linear(args: Any) -> None:
     check_epilogue(args)
     require(args.epilogue in EPILOGUES, "the epilogue is not one of a linear task")
     require(args.epilogue == Epilogue.ARGMAX or not (args.logits or args.softcap), "the epilogue has no logits")
     require(0 <= args.softcap < math.inf, "softcap is no limit")
     require(args.keeps_logits <= 1, "a flag is neither 0 nor 1")
-    require(args.k_pitch in (args.k, padded_cols(args.k)), "rows of the weight are not of k columns")
+    check_pitch(args, args.k, padded_cols(args.k))
     require(args.x not in (args.out, args.out_bf16, args.lamport_reset), "x is an output")
 
 

@@ -16,6 +16,7 @@ from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Layout, constant_access, f32_access, require, task_type, weight_access
 from distmk.tasks.activations import JobTask, RowSet, activation_access, check_batch, job_batch_accesses, owned_rows
+from distmk.tasks.linear import check_pitch
 from distmk.tasks.slots import check_num_rows, check_row_capacity
 
 EPILOGUES = (Epilogue.STORE, Epilogue.PARTS, Epilogue.LOGITS, *GATED)
@@ -28,6 +29,7 @@ class LinearJobsArgs(ctypes.Structure):
         ("bias", c_uint64),  # f32 [num_rows]; 0: none
         ("out", c_uint64),
         ("batch", c_uint64),
+        ("order", c_uint64),  # see ScaledLinearArgs, host only
         ("k", c_uint32),
         ("k_pitch", c_uint32),  # elements of a row of the weight
         ("num_rows", c_uint32),  # rows of the weight; the next fields say how its slabs divide them (`Partition`)
@@ -43,7 +45,7 @@ class LinearJobsArgs(ctypes.Structure):
         ("softcap", c_float),  # LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
         ("scale", c_float),  # factor of x @ weight.T, host only; 0: none
         ("format", c_uint32),  # format of the weight (distmk/formats)
-        ("pad", c_uint32),
+        ("lead", c_uint32),  # columns of a row of the weight before those that x has, host only
     ]
 
 
@@ -66,7 +68,8 @@ class LinearJobs(JobTask):
       num_rows, ...) on the rank that owns the row. With n rows and R ranks, rank r owns the rows from r * ceil(n / R) on;
       they are the first rows of its buffer.
 
-    softcap: see `Linear`. scale: a factor of x @ slab.T that is not folded into the matrix, on the host twin.
+    softcap: see `Linear`. scale: a factor of x @ slab.T that is not folded into the matrix. order: see `ScaledLinear`.
+    The host twin alone has these two.
     """
 
     x: Region = None  # type: ignore[assignment]
@@ -81,6 +84,7 @@ class LinearJobs(JobTask):
     tiled: bool = False
     softcap: float = 0.0
     scale: float = 1.0
+    order: Slab | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = LinearJobsArgs
     has_prologue: ClassVar[bool] = True
@@ -126,6 +130,7 @@ class LinearJobs(JobTask):
             "max_sampled_rows": self.out.buffer.rows if self.rows is RowSet.SAMPLED else 0,
             "scale": self.scale if self.scale != 1.0 else 0.0,
             "format": weight.format.id,
+            "lead": weight.lead,
         }
 
     @classmethod
@@ -147,8 +152,8 @@ class LinearJobs(JobTask):
             weight_access(rank, args.weight, args.k_pitch, n, args.format),
             *job_batch_accesses(rank, args.batch),
         ]
-        if args.bias:
-            accesses.append(constant_access(rank, args.bias, 4, n))
+        accesses += [constant_access(rank, args.bias, 4, n)] if args.bias else []
+        accesses += [constant_access(rank, args.order, 4, args.k)] if args.order else []
         if args.epilogue == Epilogue.STORE:
             store = f32_access(True, rank, args.out, n, MAX_BUCKET_ROWS, args.out_stride)
             accesses.append(store._replace(row_bytes=2 * n, stride=2 * args.out_stride, align_bytes=2))
@@ -176,7 +181,7 @@ def _check_linear_jobs(args: Any) -> None:
     require(bool(args.max_sampled_rows) == (args.epilogue == Epilogue.LOGITS), "logits are those of the sampled rows")
     require(1 <= args.num_k_splits <= MAX_K_SPLITS, "num_k_splits is out of range")
     require(args.num_k_splits == 1 or args.epilogue == Epilogue.PARTS, "the epilogue has no splits")
-    require(args.k_pitch == (padded_cols(args.k) if args.tiled else args.k), "rows of the weight are not of k columns")
+    check_pitch(args, padded_cols(args.k) if args.tiled else args.k)
     require(args.num_slabs > 0 and args.num_reduced < args.num_slabs, "there are no slabs")
     require(args.num_reduced * args.reduced_rows < args.num_rows, "the reduced slabs have all rows")
     require(args.epilogue not in GATED or args.num_rows % 2 == 0, "rows of gate and up are not paired")

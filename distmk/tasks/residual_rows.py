@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Mapping
 from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
@@ -16,28 +17,33 @@ from distmk.tasks.activations import JobTask, RowSet, activation_access, check_b
 
 class EmbedRowsArgs(ctypes.Structure):
     _fields_ = [
-        ("table", c_uint64),  # bf16 [last_token - first_token, k]
+        ("table", c_uint64),  # [last_token - first_token, k] in `format`
         ("out", c_uint64),  # f32 [owned rows, out_stride], beginning at this rank's part
         ("batch", c_uint64),
         ("k", c_uint32),
         ("out_stride", c_uint32),
         ("first_token", c_uint32),
         ("last_token", c_uint32),
+        ("scale", c_float),  # factor of the rows, host only; 0: none
+        ("format", c_uint32),  # format of the table (distmk/formats)
     ]
 
 
 @task_type(18, "embed_rows")
 @dataclass(frozen=True, eq=False)
 class EmbedRows(JobTask):
-    """out[row] = table[token of row], float32, in this rank's part on the row's owner (`LinearJobs`, PARTS).
+    """out[row] = scale * table[token of row], float32, in this rank's part on the row's owner (`LinearJobs`, PARTS).
 
-    table: bf16 [tokens of this rank, k]. Rows whose token belongs to another rank are zero. An instance is a row.
+    scale: a factor that the table does not contain; GPUs ignore it.
+
+    table: [tokens of this rank, k], in bf16 on GPUs. Rows whose token belongs to another rank are zero. An instance is a row.
     """
 
     table: Slab = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     first_token: int = 0
     num_ranks: int = 1
+    scale: float = 1.0
 
     Args: ClassVar[type[ctypes.Structure]] = EmbedRowsArgs
     writes_peers: ClassVar[bool] = True
@@ -56,13 +62,16 @@ class EmbedRows(JobTask):
             "k": self.table.weight.cols,
             "out_stride": self.out.buffer.cols,
             "last_token": self.first_token + self.table.rows,
+            "scale": self.scale if self.scale != 1.0 else 0.0,
+            "format": self.table.weight.format.id,
         }
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         check_batch(args)
         require(args.first_token < args.last_token, "there are no tokens")
-        table = weight_access(rank, args.table, args.k, args.last_token - args.first_token)
+        require(math.isfinite(args.scale), "scale is no factor")
+        table = weight_access(rank, args.table, args.k, args.last_token - args.first_token, args.format)
         rows = owned_rows(num_ranks)
         out = [f32_access(True, r, args.out, args.k, rows, args.out_stride) for r in range(num_ranks)]
         return [table, *out, *job_batch_accesses(rank, args.batch)]

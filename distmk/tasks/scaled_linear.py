@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable, Mapping
-from ctypes import c_float, c_uint32, c_uint64
+from ctypes import c_float, c_uint16, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distmk.abi import InputNormArgs
 from distmk.errors import UsageError
 from distmk.graph.regions import Region, Slab
-from distmk.graph.task import Access, Layout, f32_access, require, rows_of, task_type
+from distmk.graph.task import Access, Layout, constant_access, f32_access, require, rows_of, task_type
 from distmk.tasks.input_norm import encode_input_norm, input_norm_accesses
 from distmk.tasks.linear import Linear, product_accesses
 
@@ -28,23 +28,25 @@ class ScaledLinearArgs(ctypes.Structure):
         ("batch", c_uint64),
         ("logits", c_uint64),
         ("x_squares", c_uint64),  # f32 [rows, num_squares], which add up to a row's sum of squares; 0: none
+        ("order", c_uint64),  # i32 [k]: column j of the weight multiplies element order[j] of x; 0: element j
         ("input_norm", InputNormArgs),  # norm of the operator that reads `out`
         ("k", c_uint32),
         ("num_features", c_uint32),
         ("x_stride", c_uint32),
         ("out_stride", c_uint32),
         ("out_bf16_stride", c_uint32),
-        ("epilogue", c_uint32),
+        ("epilogue", c_uint16),
+        ("keeps_logits", c_uint16),
         ("eps", c_float),
         ("first_token", c_uint32),
         ("logits_stride", c_uint32),
         ("k_pitch", c_uint32),
-        ("keeps_logits", c_uint32),
         ("softcap", c_float),
         ("scale", c_float),  # factor of x @ weight.T
-        ("x_squares_stride", c_uint32),
-        ("num_squares", c_uint32),
-        ("format", c_uint32),
+        ("x_squares_stride", c_uint16),
+        ("num_squares", c_uint16),
+        ("format", c_uint16),
+        ("lead", c_uint16),
     ]
 
 
@@ -61,6 +63,8 @@ class ScaledLinear(Linear):
     input_norm, squares: for the norm of the next layer. input_norm: f32, for the task's columns; out_bf16 is then
     bf16(out * input_norm). squares: an f32 column of every row, the sum of squares of out.
 
+    order: i32 [k]. Column j of the slab multiplies element order[j] of x.
+
     The task neither polls nor combines a row's splits.
     """
 
@@ -68,6 +72,7 @@ class ScaledLinear(Linear):
     x_squares: Region | None = None
     input_norm: Slab | None = None
     squares: Region | None = None
+    order: Slab | None = None
 
     Args: ClassVar[type[ctypes.Structure]] = ScaledLinearArgs
     on_device: ClassVar[bool] = False
@@ -102,6 +107,8 @@ class ScaledLinear(Linear):
         require(math.isfinite(args.scale), "scale is no factor")
         require(bool(args.x_squares) == bool(args.num_squares), "there are no squares, or they have no columns")
         accesses = [*product_accesses(args, rank, num_ranks), *input_norm_accesses(args, rank, args.num_features)]
+        if args.order:
+            accesses.append(constant_access(rank, args.order, 4, args.k))
         if not args.x_squares:
             return accesses
         stride = args.x_squares_stride

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from distmk.errors import ModelError
-from distmk.model.bf16 import F32, U16
+from distmk.formats import QuantizedRows
+from distmk.model.bf16 import F32, I32, U16
 from distmk.model.config import ModelConfig
 from distmk.models import expected_tensors
 from distmk.weights.unused import report_unused
@@ -53,6 +54,20 @@ class Checkpoint(ModelFiles, Protocol):
         a model with tied embeddings reads the embedding. ModelError: the tensor is not in the checkpoint, is not 2-D,
         or its file is damaged. ValueError: a slice has a step or leaves the tensor.
         """
+
+    @property
+    def quantization(self) -> str | None:
+        """The method by which the files are quantized, by vLLM's name, such as "awq"; None: they are not."""
+
+    @property
+    def formats(self) -> Mapping[str, str]:
+        """The weight format in which each matrix is stored, by the matrix' name; matrices in bf16 are left out."""
+
+    def read_quantized(self, name: str, rows: slice, cols: slice) -> QuantizedRows:
+        """A block of a matrix in `formats`, in its format: whole groups of columns. Errors as for `read`."""
+
+    def read_order(self, name: str) -> I32:
+        """The columns of a matrix of `formats` in the order in which its rows have them: int32 [columns]."""
 
     def read_vector(self, name: str) -> F32:
         """The 1-D tensor `name` as float32 [size], not rounded. ModelError: as for `read`."""

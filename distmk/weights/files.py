@@ -7,15 +7,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from distmk.errors import ModelError
-from distmk.model.bf16 import F32, U16, all_finite, bf16_to_f32, f32_to_bf16
+from distmk.formats import QuantizedRows
+from distmk.model.bf16 import F32, I32, U16, all_finite, bf16_to_f32, f32_to_bf16
 from distmk.model.config import ModelConfig
 from distmk.user_files import open_regular
 from distmk.weights.checkpoint import EMBEDDING, HEAD, bounds
+from distmk.weights.quantized_tensor import QuantizedTensor
 
 CHUNK_ELEMENTS = 1 << 19
 """Elements converted at a time: 2 MiB as float32, little compared with a rank's weights."""
@@ -51,6 +54,14 @@ PLAIN_ENCODINGS: Mapping[str, Encoding] = {
     "F16": Encoding("F16", 1, 2, lambda raw: raw.view("<f2").astype(np.float32)),
     "BF16": Encoding("BF16", 1, 2, lambda raw: raw.view("<u2"), is_bf16=True),
 }
+
+
+RAW_ENCODINGS: Mapping[str, Encoding] = {
+    "F8_E4M3": Encoding("F8_E4M3", 1, 1, lambda raw: raw),
+    "I32": Encoding("I32", 1, 4, lambda raw: raw.view("<i4")),
+    "I64": Encoding("I64", 1, 8, lambda raw: raw.view("<i8")),
+}
+"""Of tensors that are only a part of a matrix."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +137,11 @@ class DataFile:
 
 
 class FileCheckpoint:
-    """A `Checkpoint` of tensors stored in files; several threads may read at once."""
+    """A `Checkpoint` of tensors stored in files; several threads may read at once.
+
+    tensors: read as bfloat16 or float32. quantized: matrices that can be read in their weight format; those that are
+    not in `tensors`, too, are bfloat16 by their values.
+    """
 
     def __init__(
         self,
@@ -135,25 +150,34 @@ class FileCheckpoint:
         files: Sequence[DataFile],
         tensors: Mapping[str, StoredTensor],
         notes: tuple[str, ...] = (),
+        quantization: str | None = None,
+        quantized: Mapping[str, QuantizedTensor] | None = None,
     ) -> None:
         self.config = config
+        self.quantization = quantization
         self.notes = notes
         self.path: Path | None = path
         self._where = path
         self._files = files
-        self._tensors = dict(tensors)
-        self.fingerprint = _fingerprint(config, files, tensors)
+        self._tensors, self._quantized = dict(tensors), dict(quantized or {})
+        parts = {part: stored for matrix in self._quantized.values() for part, stored in matrix.parts.items()}
+        self.fingerprint = _fingerprint(config, files, {**tensors, **parts})
         if config.tie_embeddings:
-            self._tensors[HEAD] = self._tensors[EMBEDDING]
+            stored: tuple[dict[str, Any], ...] = (self._tensors, self._quantized)
+            for known in stored:
+                if EMBEDDING in known:
+                    known[HEAD] = known[EMBEDDING]
 
     def has(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._tensors or name in self._quantized
 
     def close(self) -> None:
         for file in self._files:
             file.close()
 
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None, out: U16 | None = None) -> U16:
+        if name in self._quantized and name not in self._tensors:
+            return self._read_dequantized(name, rows, cols, out)
         tensor = self._tensor(name, num_dims=2)
         row_start, row_stop = bounds(rows, tensor.shape[0], f"{name} rows")
         col_start, col_stop = bounds(cols, tensor.shape[1], f"{name} columns")
@@ -176,11 +200,38 @@ class FileCheckpoint:
         step = max(1, tensor.swizzled_head, CHUNK_ELEMENTS // tensor.shape[1])
         for start in range(row_start, row_stop, step):
             stop = min(start + step, row_stop)
-            values = encoding.decode(np.ascontiguousarray(self._raw_rows(tensor, start, stop)[:, block_bytes]))
+            values = encoding.decode(
+                np.ascontiguousarray(read_raw_rows(self._files, tensor, start, stop)[:, block_bytes])
+            )
             values = values[:, in_blocks]
             block = values if encoding.is_bf16 else f32_to_bf16(values)  # type: ignore[arg-type]
             out[start - row_start : stop - row_start] = block
             self._check_finite(name, np.ascontiguousarray(block).reshape(-1).view(np.uint16))
+        return out
+
+    @property
+    def formats(self) -> Mapping[str, str]:
+        return {name: matrix.format.name for name, matrix in self._quantized.items()}
+
+    def read_quantized(self, name: str, rows: slice, cols: slice) -> QuantizedRows:
+        matrix = self._quantized[name]
+        row_range, col_range = (bounds(part, size, name) for part, size in zip((rows, cols), matrix.shape, strict=True))
+        return matrix.read(self._files, row_range, col_range)
+
+    def read_order(self, name: str) -> I32:
+        order = self._quantized[name].order
+        assert order is not None
+        return order
+
+    def _read_dequantized(self, name: str, rows: slice | None, cols: slice | None, out: U16 | None) -> U16:
+        matrix = self._quantized[name]
+        (row_start, row_stop), col_range = bounds(rows, matrix.shape[0], name), bounds(cols, matrix.shape[1], name)
+        if out is None:
+            out = np.empty((row_stop - row_start, col_range[1] - col_range[0]), np.uint16)
+        step = max(1, CHUNK_ELEMENTS // matrix.shape[1])
+        for start in range(row_start, row_stop, step):
+            stop = min(start + step, row_stop)
+            out[start - row_start : stop - row_start] = matrix.read_bf16(self._files, (start, stop), col_range)
         return out
 
     def read_vector(self, name: str) -> F32:
@@ -211,17 +262,18 @@ class FileCheckpoint:
             raise ModelError(f"{self._where}: tensor {name} has shape {list(tensor.shape)}; {num_dims}-D was expected")
         return tensor
 
-    def _raw_rows(self, tensor: StoredTensor, start: int, stop: int) -> Bytes:
-        """The stored bytes of rows [start, stop), in Hugging Face order: uint8 [stop - start, bytes of a row]."""
-        row_bytes = tensor.num_bytes // tensor.shape[0]
-        first, last = start, stop
-        if tensor.swizzled_head:
-            # Rows are permuted within a head, so whole heads contain them all.
-            first = start // tensor.swizzled_head * tensor.swizzled_head
-            last = -(-stop // tensor.swizzled_head) * tensor.swizzled_head
-        raw = self._files[tensor.file].read(tensor.offset + first * row_bytes, (last - first) * row_bytes)
-        raw = raw.reshape(last - first, row_bytes)
-        return raw[stored_rows(np.arange(start, stop), tensor.swizzled_head) - first] if tensor.swizzled_head else raw
+
+def read_raw_rows(files: Sequence[DataFile], tensor: StoredTensor, start: int, stop: int) -> Bytes:
+    """The stored bytes of rows [start, stop), in Hugging Face order: uint8 [stop - start, bytes of a row]."""
+    row_bytes = tensor.num_bytes // tensor.shape[0]
+    first, last = start, stop
+    if tensor.swizzled_head:
+        # Rows are permuted within a head, so whole heads contain them all.
+        first = start // tensor.swizzled_head * tensor.swizzled_head
+        last = -(-stop // tensor.swizzled_head) * tensor.swizzled_head
+    raw = files[tensor.file].read(tensor.offset + first * row_bytes, (last - first) * row_bytes)
+    raw = raw.reshape(last - first, row_bytes)
+    return raw[stored_rows(np.arange(start, stop), tensor.swizzled_head) - first] if tensor.swizzled_head else raw
 
 
 def _fingerprint(config: ModelConfig, files: Sequence[DataFile], tensors: Mapping[str, StoredTensor]) -> str:

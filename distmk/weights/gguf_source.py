@@ -10,13 +10,14 @@ from distmk.errors import ModelError
 from distmk.model.config import ModelConfig
 from distmk.models import expected_tensors
 from distmk.weights.checkpoint import check_tensors
-from distmk.weights.files import DataFile, FileCheckpoint, StoredTensor
+from distmk.weights.files import PLAIN_ENCODINGS, DataFile, FileCheckpoint, StoredTensor
 from distmk.weights.gguf_config import config_of
 from distmk.weights.gguf_families import GgufFamily, family_of
 from distmk.weights.gguf_header import GgufHeader, GgufTensor
 from distmk.weights.gguf_keys import check_keys, check_pre_tokenizer
 from distmk.weights.gguf_metadata import ArchMetadata
 from distmk.weights.gguf_parts import read_parts
+from distmk.weights.gguf_tensor import find_packed
 from distmk.weights.gguf_types import check_data, locate, type_table
 
 MAX_ROPE_FACTORS = 1 << 16
@@ -46,7 +47,9 @@ def open_gguf(path: Path) -> FileCheckpoint:
     notes = check_keys(metadata, family) + check_pre_tokenizer(header)
     notes += check_tensors({name: t.shape for name, t in tensors.items()}, config, str(header.path))
     needed = {name: _as_written(name, tensors[name], family, config) for name in expected_tensors(config)}
-    return FileCheckpoint(config, header.path, files, needed, notes)
+    packed = find_packed(needed)
+    method = "gguf" if any(t.encoding.name not in PLAIN_ENCODINGS for t in needed.values()) else None
+    return FileCheckpoint(config, header.path, files, needed, notes, method, packed)
 
 
 def _as_written(name: str, stored: StoredTensor, family: GgufFamily, config: ModelConfig) -> StoredTensor:

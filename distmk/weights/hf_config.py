@@ -13,6 +13,7 @@ from distmk.model.config import ModelConfig
 from distmk.model.json_fields import token_ids
 from distmk.models import config_from_hf
 from distmk.user_files import exists, read_whole
+from distmk.weights.quantization_config import Quantization, read_quantization
 
 MAX_JSON_BYTES = 4 << 20
 """Limit for a config or a list of tokens. Some tokenizer_config.json files list hundreds of added tokens."""
@@ -32,6 +33,11 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path}: holds a JSON {type(value).__name__}; an object was expected")
     return value
+
+
+def read_hf_quantization(path: Path) -> Quantization | None:
+    """How the weights beside the `config.json` at `path` are quantized. ModelError: it is not supported."""
+    return read_quantization(read_json(path), str(path))
 
 
 def read_hf_config(path: Path) -> ModelConfig:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from distmk.formats import WeightFormat
+from distmk.formats.weight_format import U8
 from distmk.model.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import Checkpoint, RowRange
 from distmk.weights.dummy import DummyCheckpoint
@@ -26,6 +28,16 @@ class Rows(Protocol):
 
     def scale(self, block: Any, by: F32) -> None:
         """Multiply rows that `read` returned by float32 [columns], in place: products in float32, rounded to bfloat16."""
+        ...
+
+    def read_packed(
+        self, parts: Sequence[RowRange], cols: slice, weight_format: type[WeightFormat], factors: F32 | None
+    ) -> Any:
+        """Whole groups `cols` of `parts` as the host stores them in a quantized format (`WeightFormat.pack_rows`).
+
+        Rows that the checkpoint does not have in that format are quantized from bfloat16, whole rows at a time, so that
+        every division into shards gives the same codes. factors: of the columns `cols`, before that.
+        """
         ...
 
 
@@ -51,6 +63,20 @@ class HostRows:
         values = bf16_to_f32(block)
         values *= by
         block[:] = f32_to_bf16(values)
+
+    def read_packed(
+        self, parts: Sequence[RowRange], cols: slice, weight_format: type[WeightFormat], factors: F32 | None
+    ) -> U8:
+        return np.concatenate([self._packed(part, cols, weight_format, factors) for part in parts])
+
+    def _packed(self, part: RowRange, cols: slice, weight_format: type[WeightFormat], factors: F32 | None) -> U8:
+        name, begin, end = part
+        if self._checkpoint.formats.get(name) == weight_format.name:
+            return weight_format.pack_rows(self._checkpoint.read_quantized(name, slice(begin, end), cols))
+        block = self._checkpoint.read(name, slice(begin, end))
+        if factors is not None:
+            self.scale(block, factors)
+        return weight_format.pack_rows(weight_format.cut(weight_format.quantize(block), cols.start, cols.stop))
 
 
 class DeviceRows:
@@ -88,6 +114,11 @@ class DeviceRows:
 
         values = block.view(torch.bfloat16)
         values.copy_(values.float().mul_(torch.from_numpy(by).to(self._device)))
+
+    def read_packed(
+        self, parts: Sequence[RowRange], cols: slice, weight_format: type[WeightFormat], factors: F32 | None
+    ) -> torch.Tensor:
+        raise NotImplementedError(f"{weight_format.name} is for the host")
 
 
 class _Staging:

@@ -18,8 +18,18 @@ from distmk.model.config import ModelConfig
 from distmk.models import expected_tensors
 from distmk.user_files import is_folder
 from distmk.weights.checkpoint import EMBEDDING, HEAD, check_tensors
-from distmk.weights.files import CHUNK_ELEMENTS, PLAIN_ENCODINGS, DataFile, FileCheckpoint, StoredTensor
-from distmk.weights.hf_config import generation_notes, read_hf_config
+from distmk.weights.files import (
+    CHUNK_ELEMENTS,
+    PLAIN_ENCODINGS,
+    RAW_ENCODINGS,
+    DataFile,
+    FileCheckpoint,
+    StoredTensor,
+)
+from distmk.weights.hf_config import generation_notes, read_hf_config, read_hf_quantization
+from distmk.weights.quantization_config import Quantization
+from distmk.weights.quantized_source import find_quantized
+from distmk.weights.quantized_tensor import QuantizedTensor
 from distmk.weights.shard_files import INDEX_FILE, find_shards
 from distmk.weights.unused import is_buffer
 
@@ -28,20 +38,24 @@ META_EMBEDDING = "tok_embeddings.weight"
 
 def open_safetensors(folder: Path) -> FileCheckpoint:
     """Open a Hugging Face folder. ModelError: something is missing, damaged, or not supported."""
-    config = read_hf_config(folder / "config.json")
+    config, scheme = read_hf_config(folder / "config.json"), read_hf_quantization(folder / "config.json")
     files, tensors = _read_tables(folder)
     if META_EMBEDDING in tensors:
         raise ModelError(
             f"{files[0].path}: has the names of Meta's and Mistral's own format ({META_EMBEDDING}); "
             "fetch the weights in the Hugging Face format, or convert them with transformers"
         )
+    quantized = find_quantized(expected_tensors(config), tensors, scheme, files)
     config, notes = _resolve_tie(config, folder, files, tensors)
-    return _checkpoint(config, folder, files, tensors, notes + generation_notes(folder))
+    notes += generation_notes(folder)
+    return _checkpoint(config, folder, files, tensors, notes, scheme, quantized)
 
 
 def open_weights(config: ModelConfig, path: Path) -> FileCheckpoint:
     """Open the safetensors weights of `config`, in a folder or a file. ModelError: as for `open_safetensors`."""
-    return _checkpoint(config, path, *_read_tables(path), ())
+    files, tensors = _read_tables(path)
+    find_quantized(expected_tensors(config), tensors, None, files)
+    return _checkpoint(config, path, files, tensors, ())
 
 
 def _checkpoint(
@@ -50,14 +64,20 @@ def _checkpoint(
     files: list[DataFile],
     tensors: Mapping[str, StoredTensor],
     notes: tuple[str, ...],
+    scheme: Quantization | None = None,
+    quantized: Mapping[str, QuantizedTensor] | None = None,
 ) -> FileCheckpoint:
     """A checkpoint of the tensors that `config` calls for.
 
     ModelError: they are missing, or other tensors would change the result.
     """
-    unused = check_tensors({name: t.shape for name, t in tensors.items()}, config, str(path))
-    kept = {name: tensors[name] for name in expected_tensors(config)}
-    return FileCheckpoint(config, path, files, kept, notes + unused)
+    quantized = quantized or {}
+    shapes: dict[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in tensors.items()}
+    shapes |= {name: matrix.shape for name, matrix in quantized.items()}
+    unused = check_tensors(shapes, config, str(path))
+    kept = {name: tensors[name] for name in expected_tensors(config) if name not in quantized}
+    method = scheme.method if scheme and quantized else None
+    return FileCheckpoint(config, path, files, kept, notes + unused, method, quantized)
 
 
 def _read_tables(folder: Path) -> tuple[list[DataFile], dict[str, StoredTensor]]:
@@ -127,12 +147,11 @@ def _read_table(file: DataFile, number: int) -> dict[str, StoredTensor]:
         if is_buffer(name):
             continue
         dtype = entry["dtype"]
-        if dtype not in PLAIN_ENCODINGS:
+        encoding = PLAIN_ENCODINGS.get(dtype) or RAW_ENCODINGS.get(dtype)
+        if encoding is None:
             raise ModelError(
                 f"{file.path}: tensor {name} has dtype {dtype}; supported are {', '.join(PLAIN_ENCODINGS)}"
             )
         start, stop = entry["data_offsets"]
-        table[name] = StoredTensor(
-            PLAIN_ENCODINGS[dtype], tuple(entry["shape"]), number, 8 + header_bytes + start, stop - start
-        )
+        table[name] = StoredTensor(encoding, tuple(entry["shape"]), number, 8 + header_bytes + start, stop - start)
     return table

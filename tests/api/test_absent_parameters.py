@@ -38,7 +38,6 @@ NEUTRAL_LLM: dict[str, Any] = {
 REFUSED_LLM = [
     ("dtype", "float16", "weights and the KV cache are bfloat16"),
     ("dtype", torch.float16, "weights and the KV cache are bfloat16"),
-    ("quantization", "awq", "GGUF"),
     ("enable_lora", True, "merge the adapter"),
     ("speculative_config", {"model": "m"}, "no speculative decoding"),
     ("pipeline_parallel_size", 2, "tensor_parallel_size"),

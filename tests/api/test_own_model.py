@@ -14,11 +14,13 @@ from safetensors.torch import save_file
 from support.evaluate import evaluate
 from support.full_disk import disk_for
 from support.helpers import ROOT, Runner
-from support.own_lm import CONFIG, OwnLM
+from support.own_lm import CONFIG, OwnLM, PackedLM
 from support.tiny import relative_error
 from torch import Tensor
 
 from distmk import LLM, ModelConfig, ModelError, SamplingParams, UsageError
+from distmk.formats import find_format
+from distmk.model.bf16 import torch_to_bf16
 
 IDS = list(range(1, 50, 3))
 TOLERANCE = 0.02  # of bf16 weights and activations, relative
@@ -57,6 +59,32 @@ def test_logits(kind: str, num_ranks: int, weights: dict[str, Tensor], wanted: T
         given = tmp_path if kind == "folder" else str(tmp_path / "model.safetensors")
         save_file(weights, tmp_path / "model.safetensors")
     check_logits(wanted, given, num_ranks)
+
+
+def packed_values(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The values of weights whose matrices `PackedLM` has in FP8."""
+    found = find_format("fp8")
+    names = [name for name in weights if name.split(".")[-2] in ("embed", "o", "gate_up")]
+    packed = {name: torch.from_numpy(found.values(found.quantize(torch_to_bf16(weights[name])))) for name in names}
+    return weights | packed
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_formats_of_matrices(num_ranks: int, weights: dict[str, Tensor]) -> None:
+    exact = {name: value.double() for name, value in packed_values(weights).items()}
+    want = evaluate(PackedLM(CONFIG).logits(), exact, torch.tensor(IDS))[-1]
+    options: dict[str, Any] = {"tensor_parallel_size": num_ranks, "num_workers": 1, "max_model_len": 64}
+    with LLM(PackedLM(CONFIG), weights=weights, keep_logits=True, **options) as llm:
+        found = torch.from_numpy(llm.compute_logits(IDS).copy()).double()
+    assert relative_error(found, want) < TOLERANCE
+
+
+def test_unknown_formats_are_refused() -> None:
+    class Odd(OwnLM):
+        matrix_format = "int3"
+
+    with pytest.raises(UsageError, match=r"the weight format of .* is 'int3'; formats are bf16, fp8"):
+        LLM(Odd(CONFIG), load_format="dummy", max_model_len=16)
 
 
 SCRIPT = """

@@ -49,13 +49,14 @@ def test_options_of_vllm(command: str, capsys: pytest.CaptureFixture[str]) -> No
     got = build_parser().parse_args([command, *neutral, "m", "--tokenizer", "t", "--tokenizer-revision", "r"])
     args = engine_args(got)
     assert (args.model, args.tokenizer, args.revision, args.tokenizer_revision) == ("m", "t", None, "r")
+    assert args.quantization is None
+    assert engine_args(build_parser().parse_args([command, "m", "-q", "int4"])).quantization == "int4"
     for option, says in (
         (
             ("--dtype", "float16"),
             "--dtype is 'float16', which distmk does not support; weights and the KV cache are bf",
         ),
         (("--enable-lora",), "--enable-lora is True, which distmk does not support; merge the adapter"),
-        (("--quantization", "awq"), "--quantization is 'awq', which"),
         (("-tp", "2", "--pipeline-parallel-size", "2"), "--pipeline-parallel-size is 2, which"),
         (("--enforce-eagerly",), "unrecognized arguments: --enforce-eagerly"),
     ):

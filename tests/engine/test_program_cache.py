@@ -97,6 +97,8 @@ def test_any_change_is_another_program() -> None:
         "eos_token_ids": (3,),
         "rope_freq_factors": (1.0,) * 8,
         "partial_rotary_dim": 8,
+        "folds_factors": False,
+        "formats": (("model.layers.0.self_attn.v_proj", "fp8"),),
         "num_schedulers": 2,
         "attention_launch": "spread",
         "row_buckets": (16, 512),

@@ -18,12 +18,10 @@ CLASS = '''
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from distmk.formats.weight_format import WeightFormat
-from distmk.model.bf16 import F32, bf16_to_f32, f32_to_bf16
+from distmk.formats.weight_format import U8, QuantizedRows, WeightFormat, padded_codes, padded_to_host_groups
+from distmk.model.bf16 import F32, U16, bf16_to_f32
 
 
 class Coarse(WeightFormat):
@@ -32,40 +30,52 @@ class Coarse(WeightFormat):
     id = 1000
     name = "coarse"
     element_bits = 8
+    quantizes = True
     folds_factors = True
 
     @classmethod
     def slab_bytes(cls, num_rows: int, num_cols: int, tiled: bool) -> int:
-        return num_rows * (4 + num_cols)
+        return num_rows * (4 + padded_to_host_groups(num_cols))
 
     @classmethod
-    def encode(cls, rows: Any) -> Any:
+    def quantize(cls, rows: U16) -> QuantizedRows:
         values = bf16_to_f32(rows)
         factors = np.maximum(np.abs(values).max(1, keepdims=True) / np.float32(15), np.float32(1e-30))
-        return np.concatenate([factors.view(np.uint8), np.rint(values / factors).astype(np.int8).view(np.uint8)], 1)
+        codes = np.rint(values / factors).astype(np.int8).view(np.uint8)
+        return QuantizedRows(codes, factors, np.empty((len(rows), 0), np.uint8))
 
     @classmethod
-    def values(cls, stored: Any) -> F32:
-        factors = np.ascontiguousarray(stored[:, :4]).view(np.float32)
-        return bf16_to_f32(f32_to_bf16(stored[:, 4:].view(np.int8).astype(np.float32) * factors))
+    def cut(cls, rows: QuantizedRows, begin: int, end: int) -> QuantizedRows:
+        return rows._replace(codes=rows.codes[:, begin:end])
+
+    @classmethod
+    def values(cls, rows: QuantizedRows) -> F32:
+        return rows.codes.view(np.int8) * rows.scales
+
+    @classmethod
+    def pack_rows(cls, rows: QuantizedRows) -> U8:
+        return np.concatenate([rows.scales.view(np.uint8), padded_codes(rows.codes)], 1)
 '''
 
 HEADER = """
 // Rows of a float32 factor, then a signed byte an element (distmk/formats/coarse.py).
 #pragma once
 #include "host/formats/row_format.h"
-#include "host/simd.h"
 
 namespace distmk {
 
 struct CoarseRows {
-  static uint64_t row_bytes(uint32_t k) { return sizeof(float) + uint64_t{k}; }
+  static constexpr uint32_t GROUP = 32;
+  static constexpr bool HAS_OFFSETS = false;
+  static uint64_t row_bytes(uint32_t k) { return sizeof(float) + (uint64_t{k} + GROUP - 1) / GROUP * GROUP; }
 
-  static void decode(const uint8_t* row, uint32_t, uint32_t begin, uint32_t end, uint16_t* out) {
-    float factor;
-    memcpy(&factor, row, sizeof factor);
-    const auto* elements = reinterpret_cast<const int8_t*>(row + sizeof factor);
-    for (uint32_t i = begin; i < end; ++i) *out++ = simd::to_bf16(static_cast<float>(elements[i]) * factor);
+  static Group<GROUP> load(const uint8_t* row, uint32_t, uint32_t index) {
+    const uint8_t* codes = row + sizeof(float) + index * GROUP;
+    Group<GROUP> group;
+    memcpy(&group.scale, row, sizeof group.scale);
+    for (uint32_t i = 0; i < Group<GROUP>::NUM_VECTORS; ++i)
+      group.codes[i] = simd::to_floats(simd::load_signed_ints(codes + i * simd::LANES));
+    return group;
   }
 };
 

@@ -18,6 +18,12 @@ from distmk.model.presets import PRESETS
 from distmk.models import build_model
 from distmk.program.program import compile_graph
 
+FORMATS = (
+    *((f"model.layers.{i}.self_attn.o_proj", "int4") for i in range(30)),
+    *((f"model.layers.{i}.mlp.down_proj", "q4_k") for i in range(30)),
+    *((f"model.layers.{i}.mlp.{name}_proj", "fp8") for name in ("gate", "up") for i in range(30)),
+    ("model.embed_tokens", "q8_0"),
+)
 TWO_LAYERS = dataclasses.replace(PRESETS["qwen3-8b"], num_layers=2)
 
 
@@ -29,6 +35,7 @@ TWO_LAYERS = dataclasses.replace(PRESETS["qwen3-8b"], num_layers=2)
         (TWO_LAYERS, {"num_ranks": 2, "host_sizes": (1, 1), "max_model_len": 4096, "num_pages": 299}, 0.98),
         (PRESETS["smollm2-135m"], {"num_ranks": 2, "max_model_len": 8192}, 0.9),
         (tiny_config(qkv_bias=True, mlp_bias=True), {"num_ranks": 5, "max_model_len": 64}, 0.2),
+        (dataclasses.replace(PRESETS["smollm2-135m"], formats=FORMATS), {"num_ranks": 2, "max_model_len": 8192}, 0.9),
         (tiny_config("qwen3-8b", tie_embeddings=True), {"loopback": True, "max_model_len": 7, "tiled": True}, 0.2),
     ],
 )

@@ -192,7 +192,6 @@ def test_presets() -> None:
         ({"rope_theta": -1.0}, "rope_theta is -1.0"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
         ({"attention_bias": "yes"}, "attention_bias is 'yes'; true or false"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized with gptq are not supported"),
     ],
 )
 @pytest.mark.timeout(10)  # a number of layers is refused before anything is as long

@@ -18,16 +18,6 @@ from transformers import PreTrainedModel
 
 from distmk.formats import WeightFormat
 from distmk.model.bf16 import torch_to_bf16
-from distmk.model.shards import Range, shard_model
-from distmk.weights import open_checkpoint
-
-# No user's option says the format, so each process makes it the default of its programs' options.
-DEFAULT = """
-from distmk.lower import DecodeOptions
-
-defaults = DecodeOptions.__init__.__defaults__
-DecodeOptions.__init__.__defaults__ = tuple("{name}" if value == "bf16" else value for value in defaults)
-"""
 
 JOB = """
 import json
@@ -35,8 +25,9 @@ import sys
 import numpy as np
 from distmk import LLM
 
-folder, num_ranks, prompts, out = sys.argv[1:]
-with LLM(folder, tensor_parallel_size=int(num_ranks), num_workers=2, keep_logits=True, max_model_len=90) as llm:
+folder, num_ranks, name, prompts, out = sys.argv[1:]
+options = {"num_workers": 2, "keep_logits": True, "max_model_len": 90, "quantization": name}
+with LLM(folder, tensor_parallel_size=int(num_ranks), **options) as llm:
     np.save(out, [llm.compute_logits(ids) for ids in json.loads(prompts)])
 """
 
@@ -52,11 +43,10 @@ def check_logits(
     sizes = {"hidden_size": 8 * int(rng.integers(16, 24)), "intermediate_size": int(rng.integers(150, 250))}
     model = tiny.make("llama", int(rng.integers(1 << 30)), **sizes)
     tiny.save(model, folder)
-    reference = Reference(rounded_model(weight_format, model, folder, num_ranks))
+    reference = Reference(rounded_model(weight_format, model))
     prompts = [[int(token) for token in rng.integers(0, 203, length)] for length in (1, 3, 17, 40, 75)]
     (folder / "job.py").write_text(JOB)
-    (folder / "sitecustomize.py").write_text(DEFAULT.format(name=weight_format.name))
-    arguments = [str(folder), str(num_ranks), json.dumps(prompts), str(folder / "logits.npy")]
+    arguments = [str(folder), str(num_ranks), weight_format.name, json.dumps(prompts), str(folder / "logits.npy")]
     env = {"PYTHONPATH": f"{folder}:{package}", "DISTMK_ROW_BUCKETS": row_buckets}
     done = runner.run([sys.executable, str(folder / "job.py"), *arguments], env)
     assert done.status == 0, done.stderr
@@ -72,36 +62,33 @@ def check_logits(
     assert 2 * error < moved, f"{sizes}: off by {error:.2g}; the format moves logits by {moved:.2g}"
 
 
-def rounded_model(
-    weight_format: type[WeightFormat], model: PreTrainedModel, folder: Path, num_ranks: int
-) -> PreTrainedModel:
-    """The model of the weights that the ranks multiply: norms are multiplied into matrices, and every shard is rounded."""
-    shards = shard_model(open_checkpoint(str(folder)).config, num_ranks)
-    made, d = copy.deepcopy(model), model.config.head_dim
-    heads = [(shard.heads[0] * d, shard.heads[1] * d) for shard in shards]
+def rounded_model(weight_format: type[WeightFormat], model: PreTrainedModel) -> PreTrainedModel:
+    """The model of the weights that the ranks multiply. If the format takes factors, norms are multiplied into matrices."""
+    made = copy.deepcopy(model)
 
-    def round_matrix(matrix: Any, norm: Any, shards_of_cols: list[Range]) -> None:
-        weight = matrix.weight.float() * (1.0 if norm is None else norm.weight.float())
-        parts = [rounded(weight_format, weight[:, begin:end]) for begin, end in shards_of_cols]
-        matrix.weight.data = torch.cat(parts, 1).bfloat16()
+    def round_matrix(matrix: Any, norm: Any = None) -> None:
+        weight = matrix.weight.float()
+        if norm is not None and weight_format.folds_factors:
+            weight = weight * norm.weight.float()
+        matrix.weight.data = rounded(weight_format, weight)
 
-    whole = [(0, model.config.hidden_size)]
     norms = [made.model.norm]
-    round_matrix(made.lm_head, made.model.norm, whole)
+    if weight_format.folds_factors:  # not quantized, but multiplied by the norm
+        made.lm_head.weight.data = (made.lm_head.weight.float() * made.model.norm.weight.float()).bfloat16()
     for layer in made.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         norms += [layer.input_layernorm, layer.post_attention_layernorm]
         for matrix in (attention.q_proj, attention.k_proj, attention.v_proj):
-            round_matrix(matrix, layer.input_layernorm, whole)
+            round_matrix(matrix, layer.input_layernorm)
         for matrix in (mlp.gate_proj, mlp.up_proj):
-            round_matrix(matrix, layer.post_attention_layernorm, whole)
-        round_matrix(attention.o_proj, None, heads)
-        round_matrix(mlp.down_proj, None, [shard.mlp for shard in shards])
-    for norm in norms:
+            round_matrix(matrix, layer.post_attention_layernorm)
+        round_matrix(attention.o_proj)
+        round_matrix(mlp.down_proj)
+    for norm in norms if weight_format.folds_factors else ():
         norm.weight.data = torch.ones_like(norm.weight)
     return made
 
 
 def rounded(weight_format: type[WeightFormat], weight: Tensor) -> Tensor:
     """What is multiplied in place of float32 [rows, cols], which are rounded to bf16 first."""
-    return torch.from_numpy(weight_format.values(weight_format.encode(torch_to_bf16(weight.bfloat16()))))
+    return torch.from_numpy(weight_format.values(weight_format.quantize(torch_to_bf16(weight.bfloat16()))))

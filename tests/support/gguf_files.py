@@ -126,8 +126,8 @@ def permute(weights: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.
 
 
 SCALES: Mapping[QuantType, tuple[int, int]] = {
-    **dict.fromkeys((QuantType.Q5_0, QuantType.IQ4_NL, QuantType.IQ4_XS), (0, 1)),
-    **dict.fromkeys((QuantType.Q5_1, QuantType.Q4_K, QuantType.Q5_K), (0, 2)),
+    **dict.fromkeys((QuantType.Q4_0, QuantType.Q5_0, QuantType.Q8_0, QuantType.IQ4_NL, QuantType.IQ4_XS), (0, 1)),
+    **dict.fromkeys((QuantType.Q4_1, QuantType.Q5_1, QuantType.Q4_K, QuantType.Q5_K), (0, 2)),
     **dict.fromkeys((QuantType.Q3_K, QuantType.Q6_K), (-1, 1)),
     QuantType.Q2_K: (-2, 2),
 }

@@ -19,16 +19,25 @@ CONFIG = ModelConfig(
 
 
 class OwnLM(CausalLM):
+    matrix_format = "bf16"
+
     def forward(self, tokens: Node) -> Node:
-        c, eps = self.config, self.config.rms_norm_eps
+        c, eps, kind = self.config, self.config.rms_norm_eps, self.matrix_format
         q_cols, kv_cols = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        x = nn.embedding(tokens, "embed", c.vocab_size, c.hidden_size)
+        x = nn.embedding(tokens, "embed", c.vocab_size, c.hidden_size, format=kind)
         for i in range(c.num_layers):
             qkv = nn.linear(nn.rms_norm(x, f"{i}.norm1", eps), f"{i}.qkv", q_cols + 2 * kv_cols, bias=True)
             q, k, v = nn.split(qkv, [q_cols, kv_cols, kv_cols])
             out = nn.attention(nn.rope(q, c.head_dim), nn.rope(k, c.head_dim), v, c.head_dim)
-            x = x + nn.linear(out, f"{i}.o", c.hidden_size, parallel="row")
-            both = nn.linear(nn.rms_norm(x, f"{i}.norm2", eps), f"{i}.gate_up", 2 * c.intermediate_size)
+            x = x + nn.linear(out, f"{i}.o", c.hidden_size, parallel="row", format=kind)
+            normalized = nn.rms_norm(x, f"{i}.norm2", eps)
+            both = nn.linear(normalized, f"{i}.gate_up", 2 * c.intermediate_size, format=kind)
             gate, up = nn.split(both, [c.intermediate_size, c.intermediate_size])
             x = x + nn.linear(nn.silu(gate) * up, f"{i}.down", c.hidden_size, parallel="row")
         return nn.linear(nn.rms_norm(x, "norm", eps), "head", c.vocab_size)
+
+
+class PackedLM(OwnLM):
+    """With the embedding, o, gate and up in FP8."""
+
+    matrix_format = "fp8"

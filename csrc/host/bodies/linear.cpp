@@ -22,20 +22,25 @@ struct InputTag;
 struct PartialTag;
 struct PackedTag;
 
+const int32_t* order_of(const Context&, const LinearArgs&) { return nullptr; }
+const int32_t* order_of(const Context& context, const ScaledLinearArgs& args) {
+  return context.at<int32_t>(args.order);
+}
+
 template <class Args>
 Weights weights_of(const Context& context, const Args& args) {
   const auto epilogue = static_cast<Epilogue>(args.epilogue);
-  return {context.at<uint8_t>(args.weight),
-          row_format(args.format, args.k),
+  return {StoredRows(context.at<uint8_t>(args.weight), args.format, args.k_pitch, args.lead),
           context.at<float>(args.bias),
+          order_of(context, args),
           epilogue,
           args.k,
           is_gated(epilogue) ? 2 * args.num_features : args.num_features};
 }
 Weights weights_of(const Context& context, const LinearJobsArgs& args) {
-  return {context.at<uint8_t>(args.weight),
-          row_format(args.format, args.k),
+  return {StoredRows(context.at<uint8_t>(args.weight), args.format, args.k_pitch, args.lead),
           context.at<float>(args.bias),
+          context.at<int32_t>(args.order),
           static_cast<Epilogue>(args.epilogue),
           args.k,
           args.num_rows,
@@ -103,8 +108,8 @@ float scale_of(const Context& context, const ScaledLinearArgs& args, uint32_t ro
 }
 
 template <class Args>
-PackedRows pack_activations(const Context& context, const Args& args, Tokens& tokens) {
-  auto packed = PackedRows::in_scratch<PackedTag>(tokens.count, args.k, Elements::BF16);
+FewRows pack_activations(const Context& context, const Args& args, const Weights& weights, Tokens& tokens) {
+  auto packed = FewRows::in_scratch<PackedTag>(weights, tokens.count);
   float* x = scratch<InputTag>(args.k);
   for (uint32_t i = 0; i < tokens.count; ++i) {
     if (!combine_partials(x, context, args))
@@ -200,7 +205,7 @@ void multiply_sampled(Context& context, const LinearJobsArgs& args, uint32_t num
   const Weights weights = weights_of(context, args);
   const uint32_t shares = num_shares(context);
   run_shares(context, shares, [&](uint32_t index) {
-    auto packed = PackedRows::in_scratch<PackedTag>(num_rows, args.k, Elements::BF16);
+    auto packed = FewRows::in_scratch<PackedTag>(weights, num_rows);
     float* x = scratch<InputTag>(args.k);
     for (uint32_t row = 0; row < num_rows; ++row) {
       from_bf16(x, context.at<uint16_t>(args.x) + uint64_t{row} * args.k, args.k);
@@ -223,10 +228,11 @@ void run_linear(Context& context, const Args& args) {
   Tokens tokens = select_tokens(context.at<Batch>(args.batch), epilogue == Epilogue::ARGMAX);
   if (epilogue == Epilogue::ARGMAX) std::fill_n(context.at<Candidate>(args.out), MAX_ROWS, Candidate{-INFINITY, -1});
   if (tokens.count)
-    multiply_few(weights, {0, args.num_features}, pack_activations(context, args, tokens), [&](const Sums& sums) {
-      sums.finish(weights, tokens.scale[sums.row], true);
-      store_sums(context, args, tokens.row[sums.row], sums);
-    });
+    multiply_few(weights, {0, args.num_features}, pack_activations(context, args, weights, tokens),
+                 [&](const Sums& sums) {
+                   sums.finish(weights, tokens.scale[sums.row], true);
+                   store_sums(context, args, tokens.row[sums.row], sums);
+                 });
   if (epilogue == Epilogue::PUSH) {
     const auto* out = context.at<float>(args.out);
     for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)

@@ -6,26 +6,17 @@
 #include "host/bodies/matmul.h"
 #include "host/bodies/panels.h"
 #include "host/bodies/shares.h"
-#include "host/formats/all.h"
+#include "host/formats/stored_rows.h"
 #include "runtime/pointwise.h"
 #include "runtime/slabs.h"
 
 namespace distmk {
 
-// How to read rows of k elements in the format `id`, which `check` has found to exist.
-inline RowFormat row_format(uint32_t id, uint32_t k) {
-#define DISTMK_ROW_FORMAT(Name) \
-  if (id == Name##Format::ID) return {Name##Rows::row_bytes(k), Name##Rows::decode};
-  DISTMK_WEIGHT_FORMATS(DISTMK_ROW_FORMAT)
-#undef DISTMK_ROW_FORMAT
-  return {};
-}
-
 // The weights of a task, [num_rows, k]. A column of the output has one row of them or, if gated, two (slabs.h).
 struct Weights {
-  const uint8_t* data;
-  RowFormat format;
-  const float* bias;  // null: none
+  StoredRows stored;
+  const float* bias;     // null: none
+  const int32_t* order;  // column j multiplies element order[j] of x; null: element j
   Epilogue epilogue;
   uint32_t k, num_rows, num_slabs = 1, num_reduced = 0, reduced_rows = 0;
 
@@ -35,16 +26,29 @@ struct Weights {
   // Memory of the calling thread for decoding `count` rows of `num_cols` columns; null if nothing is to decode.
   template <class Tag>
   uint16_t* room_for(uint64_t count, uint32_t num_cols) const {
-    return format.decode ? reinterpret_cast<uint16_t*>(simd::scratch<Tag>((count * num_cols + 1) / 2)) : nullptr;
+    return stored.is_bf16() ? nullptr : reinterpret_cast<uint16_t*>(simd::scratch<Tag>((count * num_cols + 1) / 2));
   }
-  // The columns `cols` of `count` consecutive rows from `first` on, as bf16. Rows are k elements apart in the weights
-  // themselves, or decoded to `room` without gaps.
-  DISTMK_INLINE const uint16_t* rows(uint32_t first, uint32_t count, Range cols, uint16_t* room) const {
-    const uint8_t* begin = data + first * format.row_bytes;
-    if (!format.decode) return reinterpret_cast<const uint16_t*>(begin) + cols.begin;
-    for (uint32_t i = 0; i < count; ++i)
-      format.decode(begin + i * format.row_bytes, k, cols.begin, cols.end,
-                    room + uint64_t{i} * (cols.end - cols.begin));
+  // The columns `cols` of a row as bf16: in the weights themselves, or decoded to `room` and rounded.
+  DISTMK_INLINE const uint16_t* row(uint32_t index, Range cols, uint16_t* room) const {
+    if (stored.is_bf16()) return stored.bf16_row(index) + cols.begin;
+    constexpr uint32_t AT_ONCE = 512;
+    float values[AT_ONCE];
+    if (order) {
+      std::fill(room, room + (cols.end - cols.begin), uint16_t{});
+      for (uint32_t begin = 0; begin < k; begin += AT_ONCE) {
+        const uint32_t end = std::min(begin + AT_ONCE, k);
+        stored.read(index, begin, end, values);
+        for (uint32_t i = begin; i < end; ++i)
+          if (const auto col = static_cast<uint32_t>(order[i]); cols.begin <= col && col < cols.end)
+            room[col - cols.begin] = simd::to_bf16(values[i - begin]);
+      }
+      return room;
+    }
+    for (uint32_t begin = cols.begin; begin < cols.end; begin += AT_ONCE) {
+      const uint32_t end = std::min(begin + AT_ONCE, cols.end);
+      stored.read(index, begin, end, values);
+      simd::to_bf16(room + (begin - cols.begin), values, end - begin);
+    }
     return room;
   }
 };
@@ -84,24 +88,52 @@ struct Sums {
   }
 };
 
+// The rows of x that a product of few rows multiplies: packed for bf16 weights, else in float32.
+class FewRows {
+ public:
+  template <class Tag>
+  static FewRows in_scratch(const Weights& weights, uint32_t num_rows) {
+    const bool decodes = !weights.stored.is_bf16();
+    return {decodes, PackedRows::in_scratch<Tag>(decodes ? 0 : num_rows, weights.k, Elements::BF16),
+            FloatRows::in_scratch<Tag>(decodes ? num_rows : 0, weights.stored.lead, weights.k, weights.stored.pitch,
+                                       weights.order)};
+  }
+  uint32_t num_rows() const { return decodes_ ? floats_.num_rows : packed_.num_rows(); }
+  void set(uint32_t row, const float* x) { decodes_ ? floats_.set(row, x) : packed_.set(row, x); }
+  // To be called after the last set().
+  void finish() const {
+    if (!decodes_) packed_.finish();
+  }
+  // y[row][column + j] = x[row] . weight row first + j, for j < n.
+  void multiply(const Weights& weights, uint32_t first, uint32_t n, float* const* y, uint32_t column) const {
+    if (decodes_)
+      weights.stored.format.multiply(weights.stored.row(first), weights.stored.pitch, n, floats_, y, column);
+    else
+      matmul(weights.stored.bf16_row(first), n, packed_, y, column);
+  }
+
+ private:
+  bool decodes_;
+  PackedRows packed_;
+  FloatRows floats_;
+
+  FewRows(bool decodes, PackedRows packed, FloatRows floats) : decodes_(decodes), packed_(packed), floats_(floats) {}
+};
+
 // Product of few rows. Goes through the columns chunk by chunk, and calls sink(sums) for each row of a chunk. Gated
 // weights must be one slab.
 template <class Sink>
-void multiply_few(const Weights& weights, Range columns, const PackedRows& x, const Sink& sink) {
+void multiply_few(const Weights& weights, Range columns, const FewRows& x, const Sink& sink) {
   struct ProductTag;
-  struct DecodedTag;
-  constexpr uint32_t AT_ONCE = 1536, DECODED_AT_ONCE = 32;  // columns: sums and decoded rows stay in L2
-  const uint32_t at_once = weights.format.decode ? DECODED_AT_ONCE : AT_ONCE;
-  const uint64_t stride = 2 * at_once + simd::LANES;
-  uint16_t* room = weights.room_for<DecodedTag>(at_once, weights.k);
+  constexpr uint32_t AT_ONCE = 1536;  // columns: sums stay in L2
+  constexpr uint64_t STRIDE = 2 * AT_ONCE + simd::LANES;
   float* y[MAX_SEQUENCES];
-  float* product = simd::scratch<ProductTag>(x.num_rows() * stride + simd::LANES);
-  for (uint32_t row = 0; row < x.num_rows(); ++row) y[row] = product + row * stride;
-  for (uint32_t first = columns.begin; first < columns.end && x.num_rows(); first += at_once) {
-    const uint32_t count = std::min(at_once, columns.end - first);
-    const auto rows = [&](uint32_t begin) { return weights.rows(begin, count, {0, weights.k}, room); };
-    matmul(rows(first), count, x, y, 0);
-    if (weights.gated()) matmul(rows(weights.num_cols() + first), count, x, y, count);
+  float* product = simd::scratch<ProductTag>(x.num_rows() * STRIDE + simd::LANES);
+  for (uint32_t row = 0; row < x.num_rows(); ++row) y[row] = product + row * STRIDE;
+  for (uint32_t first = columns.begin; first < columns.end && x.num_rows(); first += AT_ONCE) {
+    const uint32_t count = std::min(AT_ONCE, columns.end - first);
+    x.multiply(weights, first, count, y, 0);
+    if (weights.gated()) x.multiply(weights, weights.num_cols() + first, count, y, count);
     for (uint32_t row = 0; row < x.num_rows(); ++row) sink(Sums{row, first, count, y[row], y[row] + count});
   }
 }
@@ -146,7 +178,7 @@ class ManyRows {
     const uint32_t num_cols = k.end - k.begin;
     uint16_t* room = weights_.room_for<DecodedTag>(panels::COLS, num_cols);
     const auto row = [&](uint32_t index, uint32_t at) {
-      return weights_.rows(index, 1, k, room ? room + uint64_t{at} * num_cols : nullptr);
+      return weights_.row(index, k, room ? room + uint64_t{at} * num_cols : nullptr);
     };
     for (uint32_t i = 0; i < panel_cols_ && first + i < weights_.num_cols(); ++i) {
       if (!weights_.gated()) {

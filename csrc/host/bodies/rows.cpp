@@ -37,9 +37,9 @@ void body_embed(Context& context, const EmbedArgs& args) {
   const bool push = args.epilogue == static_cast<uint32_t>(Epilogue::PUSH);
   const uint64_t stride = push ? args.num_cols : args.out_stride;
   float* out = context.at<float>(args.out);
+  const StoredRows table(context.at<uint8_t>(args.table), args.format, args.k);
   for (uint32_t row = 0; row < batch.num_rows; ++row)
-    embed_row(out + row * stride, context.at<uint16_t>(args.table), args, batch.rows[row].token, args.col_begin,
-              args.num_cols);
+    embed_row(out + row * stride, table, args, batch.rows[row].token, args.col_begin, args.num_cols);
   round_rows(context, args, out, stride, batch.num_rows);
   if (!push) return;
   for (uint32_t rank = 0; rank < context.num_ranks(); ++rank)
@@ -51,9 +51,10 @@ void body_embed_rows(Context& context, const EmbedRowsArgs& args) {
   const JobBatch& batch = job_batch(context, args.batch);
   const uint32_t num_rows = context.batch(args.batch)->num_job_rows;
   const uint32_t owned = rows_per_rank(num_rows, context.num_ranks());
+  const StoredRows table(context.at<uint8_t>(args.table), args.format, args.k);
   run_rows(context, num_rows, [&](uint32_t row) {
-    embed_row(on_rank<float>(context, row / owned, args.out) + uint64_t{row % owned} * args.out_stride,
-              context.at<uint16_t>(args.table), args, batch.tokens[row], 0, args.k);
+    embed_row(on_rank<float>(context, row / owned, args.out) + uint64_t{row % owned} * args.out_stride, table, args,
+              batch.tokens[row], 0, args.k);
   });
 }
 

@@ -1,6 +1,7 @@
 // Operations on one row for bodies of slab and job iterations: RMSNorm, sums, rounding, embedding, the best of its
 // logits.
 #pragma once
+#include "host/formats/stored_rows.h"
 #include "host/simd.h"
 #include "runtime/argmax.h"
 #include "runtime/context.h"
@@ -57,15 +58,14 @@ inline void softcap_row(float* x, uint32_t n, float cap) {
   }
 }
 
-// Columns from `first_col` on of a token's row in an embedding table. A rank has the tokens from args.first_token up
-// to, but not including, args.last_token; any other token gives zeros.
+// Columns from `first_col` on of a token's row in an embedding table, times args.scale. A rank has the tokens from
+// args.first_token up to, but not including, args.last_token; any other token gives zeros.
 template <class Args>
-void embed_row(float* out, const uint16_t* table, const Args& args, int32_t token, uint32_t first_col, uint32_t n) {
+void embed_row(float* out, const StoredRows& table, const Args& args, int32_t token, uint32_t first_col, uint32_t n) {
   const auto id = static_cast<uint32_t>(token);
-  if (id >= args.first_token && id < args.last_token)
-    simd::from_bf16(out, table + uint64_t{id - args.first_token} * args.k + first_col, n);
-  else
-    simd::clear(out, 1, 0, n);
+  if (id < args.first_token || id >= args.last_token) return simd::clear(out, 1, 0, n);
+  table.read(id - args.first_token, first_col, first_col + n, out);
+  for (uint32_t i = 0; args.scale != 0.0f && i < n; ++i) out[i] *= args.scale;
 }
 
 // The best logit of columns `begin` to `end` - 1. Column 0 belongs to `first_token`.

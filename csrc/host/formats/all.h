@@ -2,6 +2,20 @@
 // clang-format off
 #pragma once
 #include "host/formats/bf16.h"
+#include "host/formats/fp8.h"
+#include "host/formats/fp8_block.h"
+#include "host/formats/int4.h"
+#include "host/formats/int4_g32.h"
+#include "host/formats/int4_ordered.h"
+#include "host/formats/int4_g32_ordered.h"
+#include "host/formats/q4_0.h"
+#include "host/formats/q4_1.h"
+#include "host/formats/q5_0.h"
+#include "host/formats/q5_1.h"
+#include "host/formats/q8_0.h"
+#include "host/formats/q4_k.h"
+#include "host/formats/q5_k.h"
+#include "host/formats/q6_k.h"
 
 // X(name) of every weight format.
-#define DISTMK_WEIGHT_FORMATS(X) X(Bf16)
+#define DISTMK_WEIGHT_FORMATS(X) X(Bf16) X(Fp8) X(Fp8Block) X(Int4) X(Int4G32) X(Int4Ordered) X(Int4G32Ordered) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K)

@@ -51,6 +51,7 @@ def _decode(
         "head_dim",
         "tie_embeddings",
         "intermediate_size",
+        "formats",
     }
     config = {name: changes.pop(name) for name in names & set(changes)}
     options: dict[str, Any] = {
@@ -82,6 +83,16 @@ FUSED = {
     "attention_launch": "spread",
     "num_layers": 2,
 }
+LAYER = "model.layers.0."
+PACKED = (
+    ("model.embed_tokens", "q8_0"),
+    (f"{LAYER}self_attn.q_proj", "int4_g32_ordered"),
+    (f"{LAYER}self_attn.v_proj", "fp8"),
+    (f"{LAYER}self_attn.o_proj", "int4"),
+    (f"{LAYER}mlp.gate_proj", "fp8_block"),
+    (f"{LAYER}mlp.up_proj", "fp8_block"),
+    (f"{LAYER}mlp.down_proj", "q4_1"),
+)
 KINDS: dict[str, Callable[[], Graph]] = {
     "decode, 1 rank": _decode(),
     "decode, 2 ranks": _decode(2),
@@ -99,6 +110,8 @@ KINDS: dict[str, Callable[[], Graph]] = {
     "decode, tied embeddings, logits": _decode(1, 2, tie_embeddings=True, keep_logits=True),
     "decode, loopback": _decode(1, 2, loopback=True),
     "decode, factors left": _decode(2, 3, folds_factors=False),
+    "decode, packed weights": _decode(2, 3, formats=PACKED),
+    "decode, packed weights, jobs": _decode(2, 2, formats=PACKED, row_buckets=(MAX_BUCKET_ROWS,), max_seqs=18),
     "decode, long splits": _decode(1, 2, max_model_len=400, max_kv_splits=2, page_size=16, num_layers=2),
     "decode, over a network": _decode(2, 2, attention_launch="spread", max_seqs=2),
     "decode, 2 hosts": _decode(3, 3, num_heads=6, num_kv_heads=3, host_sizes=(2, 1)),

@@ -1,0 +1,61 @@
+"""Integers of 4 bits in groups: an element is (code - zero) * scale, with a float32 scale and a zero point per group.
+
+Formats without zero points have the zero point 8 everywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distmk.formats.weight_format import (
+    HOST_GROUP,
+    U8,
+    QuantizedRows,
+    WeightFormat,
+    padded_codes,
+    padded_to_host_groups,
+)
+from distmk.model.bf16 import F32, U16, bf16_to_f32
+
+MIDDLE = 8
+
+
+class Int4Groups(WeightFormat):
+    """A row on the host is its float32 scales, its zero points (a byte each), then its codes, padded.
+
+    32 codes take 16 bytes: byte i has code i in its low half and code 16 + i in its high half.
+    """
+
+    element_bits = 4
+
+    @classmethod
+    def slab_bytes(cls, num_rows: int, num_cols: int, tiled: bool) -> int:
+        return num_rows * (5 * -(-num_cols // cls.group_cols) + padded_to_host_groups(num_cols) // 2)
+
+    @classmethod
+    def quantize(cls, rows: U16) -> QuantizedRows:
+        """Codes 1 to 15 around the zero point 8, by the largest magnitude of a group."""
+        values, (num_rows, num_cols) = bf16_to_f32(rows), rows.shape
+        num_groups = -(-num_cols // cls.group_cols)
+        padded = np.zeros((num_rows, num_groups * cls.group_cols), np.float32)
+        padded[:, :num_cols] = values
+        groups = padded.reshape(num_rows, num_groups, cls.group_cols)
+        largest: F32 = np.abs(groups).max(2)
+        scales = np.where(largest > 0, largest / np.float32(7), np.float32(1))
+        codes = np.rint(groups / scales[:, :, None]).astype(np.int8) + MIDDLE
+        flat = codes.astype(np.uint8).reshape(num_rows, -1)[:, :num_cols]
+        return QuantizedRows(flat, scales, np.full(scales.shape, MIDDLE, np.uint8))
+
+    @classmethod
+    def values(cls, rows: QuantizedRows) -> F32:
+        num_cols = rows.codes.shape[1]
+        scales = np.repeat(rows.scales, cls.group_cols, 1)[:, :num_cols]
+        zeros = np.repeat(rows.zeros, cls.group_cols, 1)[:, :num_cols].astype(np.float32)
+        values: F32 = (rows.codes.astype(np.float32) - zeros) * scales
+        return values
+
+    @classmethod
+    def pack_rows(cls, rows: QuantizedRows) -> U8:
+        halves = padded_codes(rows.codes).reshape(len(rows.codes), -1, 2, HOST_GROUP // 2)
+        nibbles = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(len(halves), -1)
+        return np.concatenate([np.ascontiguousarray(rows.scales, np.float32).view(np.uint8), rows.zeros, nibbles], 1)

@@ -1,0 +1,107 @@
+"""The weight format of every matrix in memory: as the checkpoint stores it, or as the user asks for."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from distmk.errors import UsageError
+from distmk.formats import FORMATS, Bf16, find_format
+from distmk.model.config import ModelConfig
+from distmk.model.operators import Embedding, Head, Mlp, Model
+from distmk.models import build_model, expected_tensors
+from distmk.weights.checkpoint import Checkpoint
+
+QUANTIZING = tuple(found.name for found in FORMATS.values() if found.quantizes)
+"""Formats that bf16 weights can be quantized to when they are loaded."""
+
+STORED_METHODS = ("fp8", "compressed-tensors", "awq", "gptq", "gguf")
+"""Quantization methods of files, by vLLM's names."""
+
+WEIGHT = ".weight"
+MOST_NAMED = 3  # matrices in a line
+Formats = tuple[tuple[str, str], ...]
+
+
+def check_quantization(name: str) -> str:
+    """UsageError: no method has that name."""
+    if name not in (*QUANTIZING, *STORED_METHODS, Bf16.name):
+        known = ", ".join(dict.fromkeys((*QUANTIZING, *STORED_METHODS, Bf16.name)))
+        raise UsageError(f"quantization is {name!r}; methods are {known}")
+    return name
+
+
+def choose_formats(checkpoint: Checkpoint, quantization: str | None, tiled: bool) -> Formats:
+    """`ModelConfig.formats` for a checkpoint.
+
+    quantization: None or the method of the checkpoint's files: matrices stay as stored. "bf16": they become bf16. One of
+    QUANTIZING, for a checkpoint in bf16: linear layers are quantized, but neither the head nor the embedding, as in
+    vLLM. tiled: for GPUs, where matrices become bf16 if their format lets them.
+
+    UsageError: the checkpoint is not of that method.
+    """
+    formats = {name.removesuffix(WEIGHT): kind for name, kind in checkpoint.formats.items()}
+    model = build_model(checkpoint.config)
+    matrices = dict(model.matrix_formats)
+    if quantization == Bf16.name:
+        formats = {}
+    elif quantization not in (None, checkpoint.quantization):
+        _check_can_quantize(checkpoint, str(quantization))
+        tables = {op.table for op in model.operators if isinstance(op, Embedding | Head)}
+        formats = {name: str(quantization) for name in matrices if name not in tables}
+    formats = {name: kind for name, kind in matrices.items() if kind != Bf16.name} | formats
+    for gate, up in _differently_ordered(checkpoint, model, formats):
+        formats |= {gate: Bf16.name, up: Bf16.name}
+    if tiled:
+        formats = {name: kind for name, kind in formats.items() if not find_format(kind).may_be_bf16}
+    return tuple(sorted(formats.items()))
+
+
+def _differently_ordered(checkpoint: Checkpoint, model: Model, formats: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Gate and up of the layers in which their columns are stored in different orders. One task cannot have both."""
+    for op in model.operators:
+        if isinstance(op, Mlp):
+            pair = (op.gate.tensor, op.up.tensor)
+            if all(find_format(formats.get(name, Bf16.name)).is_ordered for name in pair):
+                gate, up = (checkpoint.read_order(name + WEIGHT) for name in pair)
+                if not np.array_equal(gate, up):
+                    yield pair
+
+
+def _check_can_quantize(checkpoint: Checkpoint, quantization: str) -> None:
+    if checkpoint.quantization:
+        raise UsageError(
+            f"quantization is {quantization!r}, but the model's files are {checkpoint.quantization}; leave it out"
+        )
+    if quantization not in QUANTIZING:
+        raise UsageError(
+            f"quantization is {quantization!r}, but the model's weights are not quantized; "
+            f"they can be, to {' or '.join(QUANTIZING)}, when they are loaded"
+        )
+
+
+def describe_formats(config: ModelConfig) -> str | None:
+    """One line: the formats of the model's matrices, and the memory that these take together on all ranks.
+
+    None: all are bf16.
+    """
+    shapes = expected_tensors(config)
+    num_bytes: dict[str, int] = defaultdict(int)
+    names: dict[str, list[str]] = defaultdict(list)
+    for name, kind in dict(build_model(config).matrix_formats).items():
+        *rows, cols = shapes[name + WEIGHT]
+        num_bytes[kind] += find_format(kind, f"the weight format of {name}").slab_bytes(
+            math.prod(rows), cols, tiled=False
+        )
+        names[kind].append(name)
+    if set(names) == {Bf16.name}:
+        return None
+    parts = (f"{kind} {_listed(names[kind])} {num_bytes[kind] / 1e6:.0f} MB" for kind in sorted(names))
+    return f"weights stay packed: {'; '.join(parts)}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} matrices"
