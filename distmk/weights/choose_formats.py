@@ -41,11 +41,13 @@ def choose_formats(checkpoint: Checkpoint, quantization: str | None, tiled: bool
     QUANTIZING, for a checkpoint in bf16: linear layers are quantized, but neither the head nor the embedding, as in
     vLLM. tiled: for GPUs, where matrices become bf16 if their format lets them.
 
-    UsageError: the checkpoint is not of that method.
+    UsageError: the checkpoint is not of that method, or a matrix has an unknown format.
     """
     formats = {name.removesuffix(WEIGHT): kind for name, kind in checkpoint.formats.items()}
     model = build_model(checkpoint.config)
     matrices = dict(model.matrix_formats)
+    for name, kind in matrices.items():
+        find_format(kind, f"the weight format of {name}")
     if quantization == Bf16.name:
         formats = {}
     elif quantization not in (None, checkpoint.quantization):
