@@ -20,7 +20,7 @@ def generate(runner: Runner, model: Path, launcher: Launcher, *more: str) -> Fin
     arguments = ("--model", str(model), "--max-new-tokens", "6", "--max-model-len", "64", *more)
     finished = runner.distmk("generate", "--prompt", *PROMPTS, *arguments, launcher=launcher)
     assert finished.status == 0, finished.stderr
-    assert len(finished.own_lines) == 1, finished.stderr  # the statistics
+    assert len(finished.own_lines) == 2, finished.stderr  # the formats of the matrices, and the statistics
     return finished
 
 
