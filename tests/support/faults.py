@@ -54,8 +54,8 @@ def wait_for_tokens(process: subprocess.Popen[str]) -> None:
 
 
 def errors(done: Finished) -> list[str]:
-    """The lines that distmk wrote to stderr, without warnings."""
-    return [line for line in done.own_lines if not line.startswith("distmk: warning")]
+    """The lines that distmk wrote to stderr, without warnings, and without the formats of the model's matrices."""
+    return [line for line in done.own_lines if not line.startswith(("distmk: warning", "distmk: weights stay packed"))]
 
 
 def pid_of(runner: Runner, rank: int, timeout_s: float = 20.0) -> int:
