@@ -79,6 +79,24 @@ class Checkpoint(ModelFiles, Protocol):
         """Close the files; later reads raise ModelError. May be called twice."""
 
 
+class PlainMatrices:
+    """The part of a `Checkpoint` that concerns quantized matrices, of one that has none."""
+
+    @property
+    def quantization(self) -> str | None:
+        return None
+
+    @property
+    def formats(self) -> Mapping[str, str]:
+        return {}
+
+    def read_quantized(self, name: str, rows: slice, cols: slice) -> QuantizedRows:
+        raise ModelError(f"tensor {name} is not quantized")
+
+    def read_order(self, name: str) -> I32:
+        raise ModelError(f"tensor {name} is not quantized")
+
+
 def check_tensors(stored: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str) -> tuple[str, ...]:
     """Check the tensors of a checkpoint against a config.
 

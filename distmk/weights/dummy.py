@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from distmk.errors import ModelError
-from distmk.formats import QuantizedRows
-from distmk.model.bf16 import F32, I32, U16, bf16_to_f32, f32_to_bf16
+from distmk.model.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.model.config import ModelConfig
 from distmk.models import expected_tensors
-from distmk.weights.checkpoint import EMBEDDING, HEAD, RowRange, bounds
+from distmk.weights.checkpoint import EMBEDDING, HEAD, PlainMatrices, RowRange, bounds
 from distmk.weights.files import config_text
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ BIAS_SPREAD = 0.05
 Keys = npt.NDArray[np.int32]
 
 
-class DummyCheckpoint:
+class DummyCheckpoint(PlainMatrices):
     """A `Checkpoint` of uniform random weights. An element depends only on the seed, its tensor and its indices.
 
     Matrices have the standard deviation 1 / sqrt(inputs), which keeps activations near 1; embedding and head have
@@ -91,20 +90,6 @@ class DummyCheckpoint:
         row_tensor, col_tensor = (torch.from_numpy(keys).to(out.device) for keys in (row_keys, col_keys))
         hashes = _mix(row_tensor[:, None] ^ col_tensor).view(torch.int16)[:, skipped : skipped + stop - start]
         out.view(torch.bfloat16).copy_(hashes.float().add_(0.5).mul_(_step(matrix, num_cols)))
-
-    @property
-    def quantization(self) -> str | None:
-        return None
-
-    @property
-    def formats(self) -> Mapping[str, str]:
-        return {}
-
-    def read_quantized(self, name: str, rows: slice, cols: slice) -> QuantizedRows:
-        raise ModelError(f"dummy weights: tensor {name} is not quantized")
-
-    def read_order(self, name: str) -> I32:
-        raise ModelError(f"dummy weights: tensor {name} is not quantized")
 
     def read_vector(self, name: str) -> F32:
         (size,) = self._shape(name, num_dims=1)

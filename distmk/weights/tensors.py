@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from distmk.errors import ModelError, UsageError, shown
-from distmk.formats import QuantizedRows
-from distmk.model.bf16 import F32, I32, U16, all_finite, f32_to_bf16, torch_to_bf16
+from distmk.model.bf16 import F32, U16, all_finite, f32_to_bf16, torch_to_bf16
 from distmk.model.config import ModelConfig
 from distmk.models import expected_tensors
-from distmk.weights.checkpoint import bounds, check_tensors
+from distmk.weights.checkpoint import PlainMatrices, bounds, check_tensors
 from distmk.weights.files import SAMPLE_BYTES, config_text
 
 WHERE = "weights"
@@ -40,7 +39,7 @@ def check_kinds(tensors: Mapping[str, Any]) -> None:
         raise UsageError(f"{WHERE}: {name} is {kind}; a torch tensor or numpy array of floats was expected")
 
 
-class TensorCheckpoint:
+class TensorCheckpoint(PlainMatrices):
     """A `Checkpoint` of tensors by name.
 
     UsageError: a value is not a tensor of floats. ModelError: names or shapes are wrong.
@@ -73,20 +72,6 @@ class TensorCheckpoint:
             return bits
         out[:] = bits
         return out
-
-    @property
-    def quantization(self) -> str | None:
-        return None
-
-    @property
-    def formats(self) -> Mapping[str, str]:
-        return {}
-
-    def read_quantized(self, name: str, rows: slice, cols: slice) -> QuantizedRows:
-        raise ModelError(f"{WHERE}: {name} is not quantized")
-
-    def read_order(self, name: str) -> I32:
-        raise ModelError(f"{WHERE}: {name} is not quantized")
 
     def read_vector(self, name: str) -> F32:
         tensor = self._tensor(name, num_dims=1)

@@ -20,7 +20,7 @@ from support import tiny
 def main() -> None:
     device, model, output, count = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     torch.set_float32_matmul_precision("highest")  # no TF32
-    reference = tiny.Reference(tiny.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to(device))
+    reference = tiny.Reference.of(model, device)
     completions = [json.loads(line) for line in output.read_text().splitlines()]
     chosen = random.sample(completions, min(count, len(completions)))
     num_tokens = not_best = 0
