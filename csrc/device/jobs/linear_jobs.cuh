@@ -10,11 +10,11 @@
 namespace distmk {
 namespace jobs {
 
-// Runs this worker's jobs, with N tiles of N tokens, as the loader plans them. Returns whether the inputs were there.
-// This is a function of its own that calls nothing: otherwise the compiler would wait for every tensor-core product at
-// once. Its state is in shared memory, because the stack is far away.
+// Runs this worker's jobs, with N tiles of N tokens, as the loader plans them. This is a function of its own that calls
+// nothing: otherwise the compiler would wait for every tensor-core product at once. Its state is in shared memory,
+// because the stack is far away.
 template <uint32_t N>
-DISTMK_NOINLINE bool run_jobs() {
+DISTMK_NOINLINE void run_jobs() {
   Context context(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
   begin_current(context);
   uint32_t phases = 0;
@@ -26,13 +26,7 @@ DISTMK_NOINLINE bool run_jobs() {
     FeatureTable& table = rings().features[round % 2];
     barrier_wait(&job.planned, plan_parity(round));
     if (!job.num_tiles) break;
-    write_features(job, output_begin(N), context.at<float>(args.bias), table);
-    if (!round) {
-      mark(Mark::PREPARED);
-      if (!context.inputs_ready()) return false;  // the loader leaves, too
-      mark(Mark::INPUTS);
-      if (threadIdx.x < 32) warp_arrive(&rings().ready);
-    }
+    write_features(job, output_begin(N), context.at<float>(args.bias), table);  // while activations are copied
     multiply_job<N>(job.num_tiles, phases, b, job.num_blocks);
     mark(Mark::MET);
     phases = WeightPosition::phases_after(phases, rings().num_tiles, job.num_tiles, num_k_tiles(job.num_blocks));
@@ -43,14 +37,12 @@ DISTMK_NOINLINE bool run_jobs() {
     mark(Mark::STORED);
     warp_arrive(&job.stored);
   }
-  if (!context.inputs_ready()) return false;
   barrier_sync<NUM_CONSUMERS>();
   rings().invalidate();
   end_task_of_body();
-  return true;
 }
 
-DISTMK_FN bool run_jobs() {
+DISTMK_FN void run_jobs() {
   barrier_wait(&plan_of(0).planned, plan_parity(0));
   switch (rings().tile_tokens) {
     case 32:
@@ -75,7 +67,11 @@ DISTMK_FN void body_linear_jobs(Context& context, const LinearJobsArgs& args) {
   if (threadIdx.x == 0) rings.args = args, rings.instance = context.instance, rings.num_tokens = num_tokens;
   context.team.sync();
   if (threadIdx.x < 32) warp_arrive(&shared().product_entered);
-  context.set_ready(jobs::run_jobs());
+  mark(Mark::PREPARED);
+  if (!context.inputs_ready()) return;  // the loader leaves, too
+  mark(Mark::INPUTS);
+  if (threadIdx.x < 32) warp_arrive(&rings.ready);
+  jobs::run_jobs();
 }
 
 }  // namespace distmk
