@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 16822958079946126952ull;
+constexpr uint64_t ABI_HASH = 12448691971056329116ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -80,6 +80,9 @@ struct Bf16Format {
 struct Fp8Format {
   static constexpr uint32_t ID = 1u, ELEMENT_BITS = 8u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 1u;
+  static constexpr uint32_t TILES_PER_STAGE = 4u, TILE_ROW_BYTES = 256u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 0u;
+  static constexpr bool HAS_ROW_SCALES = true;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -91,6 +94,9 @@ struct Fp8Format {
 struct Fp8BlockFormat {
   static constexpr uint32_t ID = 2u, ELEMENT_BITS = 8u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 128u;
+  static constexpr uint32_t TILES_PER_STAGE = 4u, TILE_ROW_BYTES = 256u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 128u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -102,6 +108,9 @@ struct Fp8BlockFormat {
 struct Int4Format {
   static constexpr uint32_t ID = 3u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 128u;
+  static constexpr uint32_t TILES_PER_STAGE = 8u, TILE_ROW_BYTES = 128u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 96u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -124,6 +133,9 @@ struct Int4G32Format {
 struct Int4OrderedFormat {
   static constexpr uint32_t ID = 5u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 128u;
+  static constexpr uint32_t TILES_PER_STAGE = 8u, TILE_ROW_BYTES = 128u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 96u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -229,6 +241,9 @@ struct Q6_KFormat {
     return elements * 6u / 8u;
   }
 };
+
+// X(name, index) of every format with packed tiles.
+#define DISTMK_PACKED_FORMATS(X) X(Fp8, 0) X(Fp8Block, 1) X(Int4, 2) X(Int4Ordered, 3)
 
 struct Wait {
   uint32_t event;
@@ -1572,8 +1587,351 @@ static_assert(offsetof(ScaledLinearArgs, num_squares) == 154);
 static_assert(offsetof(ScaledLinearArgs, format) == 156);
 static_assert(offsetof(ScaledLinearArgs, lead) == 158);
 
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25 };
+struct PackedLinearArgs {
+  uint64_t x;  // fields without a comment: see LinearArgs
+  uint64_t weight;  // a slab of packed tiles
+  uint64_t bias;
+  uint64_t out;
+  uint64_t out_bf16;
+  uint64_t lamport_reset;
+  uint64_t fused_partials;
+  uint64_t batch;
+  uint64_t logits;
+  uint64_t norm;  // f32 [k], factors of the columns of x; 0: none
+  uint32_t k;
+  uint32_t num_features;
+  uint32_t x_stride;
+  uint32_t out_stride;
+  uint32_t out_bf16_stride;
+  uint32_t first_token;
+  uint32_t logits_stride;
+  uint32_t k_pitch;
+  uint32_t max_kv_splits;
+  uint32_t min_kv_split_len;
+  uint32_t kv_split_budget;
+  uint32_t window;
+  uint32_t fused_combine_len;
+  float eps;
+  float softcap;
+  float scale;  // factor of x @ weight.T
+  uint16_t epilogue;
+  uint16_t format;
+  uint16_t lead;  // columns of a row of the weight before the first column of x
+  uint16_t head_dim;
+  uint8_t applies_rms;
+  uint8_t polls_x;
+  uint8_t keeps_logits;
+};
+static_assert(sizeof(PackedLinearArgs) == 160);
+static_assert(offsetof(PackedLinearArgs, x) == 0);
+static_assert(offsetof(PackedLinearArgs, weight) == 8);
+static_assert(offsetof(PackedLinearArgs, bias) == 16);
+static_assert(offsetof(PackedLinearArgs, out) == 24);
+static_assert(offsetof(PackedLinearArgs, out_bf16) == 32);
+static_assert(offsetof(PackedLinearArgs, lamport_reset) == 40);
+static_assert(offsetof(PackedLinearArgs, fused_partials) == 48);
+static_assert(offsetof(PackedLinearArgs, batch) == 56);
+static_assert(offsetof(PackedLinearArgs, logits) == 64);
+static_assert(offsetof(PackedLinearArgs, norm) == 72);
+static_assert(offsetof(PackedLinearArgs, k) == 80);
+static_assert(offsetof(PackedLinearArgs, num_features) == 84);
+static_assert(offsetof(PackedLinearArgs, x_stride) == 88);
+static_assert(offsetof(PackedLinearArgs, out_stride) == 92);
+static_assert(offsetof(PackedLinearArgs, out_bf16_stride) == 96);
+static_assert(offsetof(PackedLinearArgs, first_token) == 100);
+static_assert(offsetof(PackedLinearArgs, logits_stride) == 104);
+static_assert(offsetof(PackedLinearArgs, k_pitch) == 108);
+static_assert(offsetof(PackedLinearArgs, max_kv_splits) == 112);
+static_assert(offsetof(PackedLinearArgs, min_kv_split_len) == 116);
+static_assert(offsetof(PackedLinearArgs, kv_split_budget) == 120);
+static_assert(offsetof(PackedLinearArgs, window) == 124);
+static_assert(offsetof(PackedLinearArgs, fused_combine_len) == 128);
+static_assert(offsetof(PackedLinearArgs, eps) == 132);
+static_assert(offsetof(PackedLinearArgs, softcap) == 136);
+static_assert(offsetof(PackedLinearArgs, scale) == 140);
+static_assert(offsetof(PackedLinearArgs, epilogue) == 144);
+static_assert(offsetof(PackedLinearArgs, format) == 146);
+static_assert(offsetof(PackedLinearArgs, lead) == 148);
+static_assert(offsetof(PackedLinearArgs, head_dim) == 150);
+static_assert(offsetof(PackedLinearArgs, applies_rms) == 152);
+static_assert(offsetof(PackedLinearArgs, polls_x) == 153);
+static_assert(offsetof(PackedLinearArgs, keeps_logits) == 154);
 
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25, PACKED_LINEAR = 26 };
+
+#ifdef DISTMK_PACKED
+// The traits of a task type that declares none; what they mean is written in distmk/graph/task.py.
+struct DefaultTaskTraits {
+  static constexpr bool STREAMS_WEIGHTS = false;
+  static constexpr bool POLLS_INPUTS = false;
+  static constexpr bool HAS_PROLOGUE = false;
+  static constexpr bool RESETS_ROWS = false;
+  static constexpr bool COUNTS_WORK_ITEMS = false;
+  static constexpr bool LOOPS_OVER_INSTANCES = false;
+  static constexpr bool MAY_IDLE = false;
+  static constexpr bool RUNS_ON_SCHEDULER = false;
+  static constexpr uint32_t HOT_VARIANTS = 0;
+};
+template <TaskType TYPE>
+struct TaskTraits;
+template <>
+struct TaskTraits<TaskType::NOP> : DefaultTaskTraits {
+  using Args = NopArgs;
+};
+template <>
+struct TaskTraits<TaskType::PUT> : DefaultTaskTraits {
+  using Args = PutArgs;
+};
+template <>
+struct TaskTraits<TaskType::AFFINE> : DefaultTaskTraits {
+  using Args = AffineArgs;
+};
+template <>
+struct TaskTraits<TaskType::SUM> : DefaultTaskTraits {
+  using Args = SumArgs;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool RESETS_ROWS = true;
+  static constexpr bool may_complete_early(const Args& args) { return args.polls_blocks; }
+  static constexpr uint32_t EARLY_ROWS = 8u;  // complete early with more rows than that
+  static constexpr uint32_t CODE_PATH = 3u, HOT_VARIANTS = 1u;
+};
+template <>
+struct TaskTraits<TaskType::LINEAR> : DefaultTaskTraits {
+  using Args = LinearArgs;
+  static constexpr bool STREAMS_WEIGHTS = true;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool RESETS_ROWS = true;
+  static constexpr uint32_t CODE_PATH = 12u, HOT_VARIANTS = 17u;
+};
+template <>
+struct TaskTraits<TaskType::EMBED> : DefaultTaskTraits {
+  using Args = EmbedArgs;
+  static constexpr bool RESETS_ROWS = true;
+};
+template <>
+struct TaskTraits<TaskType::ATTENTION> : DefaultTaskTraits {
+  using Args = AttentionArgs;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool COUNTS_WORK_ITEMS = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+  static constexpr uint32_t CODE_PATH = 1u, HOT_VARIANTS = 1u;
+};
+template <>
+struct TaskTraits<TaskType::COMBINE> : DefaultTaskTraits {
+  using Args = CombineArgs;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool RESETS_ROWS = true;
+  static constexpr uint32_t CODE_PATH = 2u, HOT_VARIANTS = 1u;
+};
+template <>
+struct TaskTraits<TaskType::SAMPLE> : DefaultTaskTraits {
+  using Args = SampleArgs;
+};
+template <>
+struct TaskTraits<TaskType::SCHEDULER_STEP> : DefaultTaskTraits {
+  using Args = SchedulerStepArgs;
+  static constexpr bool RUNS_ON_SCHEDULER = true;
+};
+template <>
+struct TaskTraits<TaskType::SINE> : DefaultTaskTraits {
+  using Args = SineArgs;
+};
+template <>
+struct TaskTraits<TaskType::SEND_LOGITS> : DefaultTaskTraits {
+  using Args = SendLogitsArgs;
+  static constexpr bool MAY_IDLE = true;
+};
+template <>
+struct TaskTraits<TaskType::COUNT_TOKENS> : DefaultTaskTraits {
+  using Args = CountTokensArgs;
+  static constexpr bool MAY_IDLE = true;
+};
+template <>
+struct TaskTraits<TaskType::SAMPLE_ROW> : DefaultTaskTraits {
+  using Args = SampleRowArgs;
+  static constexpr bool MAY_IDLE = true;
+};
+template <>
+struct TaskTraits<TaskType::LINEAR_JOBS> : DefaultTaskTraits {
+  using Args = LinearJobsArgs;
+  static constexpr bool HAS_PROLOGUE = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+};
+template <>
+struct TaskTraits<TaskType::APPEND_KV> : DefaultTaskTraits {
+  using Args = AppendKvArgs;
+  static constexpr bool HAS_PROLOGUE = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+};
+template <>
+struct TaskTraits<TaskType::ATTENTION_JOBS> : DefaultTaskTraits {
+  using Args = AttentionJobsArgs;
+  static constexpr bool HAS_PROLOGUE = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+};
+template <>
+struct TaskTraits<TaskType::EMBED_ROWS> : DefaultTaskTraits {
+  using Args = EmbedRowsArgs;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+};
+template <>
+struct TaskTraits<TaskType::REDUCE_ROWS> : DefaultTaskTraits {
+  using Args = ReduceRowsArgs;
+  static constexpr bool HAS_PROLOGUE = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+};
+template <>
+struct TaskTraits<TaskType::SELECT_ROWS> : DefaultTaskTraits {
+  using Args = SelectRowsArgs;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+};
+template <>
+struct TaskTraits<TaskType::ARGMAX_ROWS> : DefaultTaskTraits {
+  using Args = ArgmaxRowsArgs;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+};
+template <>
+struct TaskTraits<TaskType::POST_NORM> : DefaultTaskTraits {
+  using Args = PostNormArgs;
+  static constexpr bool RESETS_ROWS = true;
+};
+template <>
+struct TaskTraits<TaskType::GENERAL_ATTENTION> : DefaultTaskTraits {
+  using Args = AttentionArgs;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool COUNTS_WORK_ITEMS = true;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+};
+template <>
+struct TaskTraits<TaskType::SCALED_LINEAR> : DefaultTaskTraits {
+  using Args = ScaledLinearArgs;
+};
+template <>
+struct TaskTraits<TaskType::PACKED_LINEAR> : DefaultTaskTraits {
+  using Args = PackedLinearArgs;
+  static constexpr bool STREAMS_WEIGHTS = true;
+  static constexpr bool POLLS_INPUTS = true;
+  static constexpr bool RESETS_ROWS = true;
+  static constexpr uint32_t CODE_PATH = 4u, HOT_VARIANTS = 8u;
+};
+
+constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4 || type == 26; }
+constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7 || type == 24 || type == 26; }
+constexpr bool has_prologue([[maybe_unused]] uint16_t type) { return type == 15 || type == 16 || type == 17 || type == 19; }
+constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7 || type == 22 || type == 26; }
+constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6 || type == 24; }
+constexpr bool loops_over_instances([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24; }
+constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14; }
+constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
+constexpr uint32_t NUM_HOT_PATHS = 28u;
+
+// X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).
+#if defined(__CUDACC__) || defined(DISTMK_EMULATED)
+#define DISTMK_TASK_TYPES(X) \
+  X(0, nop, NopArgs) \
+  X(1, put, PutArgs) \
+  X(2, affine, AffineArgs) \
+  X(3, sum, SumArgs) \
+  X(4, linear, LinearArgs) \
+  X(5, embed, EmbedArgs) \
+  X(6, attention, AttentionArgs) \
+  X(7, combine, CombineArgs) \
+  X(8, sample, SampleArgs) \
+  X(9, scheduler_step, SchedulerStepArgs) \
+  X(10, sine, SineArgs) \
+  X(12, send_logits, SendLogitsArgs) \
+  X(13, count_tokens, CountTokensArgs) \
+  X(14, sample_row, SampleRowArgs) \
+  X(15, linear_jobs, LinearJobsArgs) \
+  X(16, append_kv, AppendKvArgs) \
+  X(17, attention_jobs, AttentionJobsArgs) \
+  X(18, embed_rows, EmbedRowsArgs) \
+  X(19, reduce_rows, ReduceRowsArgs) \
+  X(20, select_rows, SelectRowsArgs) \
+  X(21, argmax_rows, ArgmaxRowsArgs) \
+  X(22, post_norm, PostNormArgs) \
+  X(24, general_attention, AttentionArgs) \
+  X(26, packed_linear, PackedLinearArgs)
+#else
+#define DISTMK_TASK_TYPES(X) \
+  X(0, nop, NopArgs) \
+  X(1, put, PutArgs) \
+  X(2, affine, AffineArgs) \
+  X(3, sum, SumArgs) \
+  X(4, linear, LinearArgs) \
+  X(5, embed, EmbedArgs) \
+  X(6, attention, AttentionArgs) \
+  X(7, combine, CombineArgs) \
+  X(8, sample, SampleArgs) \
+  X(9, scheduler_step, SchedulerStepArgs) \
+  X(10, sine, SineArgs) \
+  X(12, send_logits, SendLogitsArgs) \
+  X(13, count_tokens, CountTokensArgs) \
+  X(14, sample_row, SampleRowArgs) \
+  X(15, linear_jobs, LinearJobsArgs) \
+  X(16, append_kv, AppendKvArgs) \
+  X(17, attention_jobs, AttentionJobsArgs) \
+  X(18, embed_rows, EmbedRowsArgs) \
+  X(19, reduce_rows, ReduceRowsArgs) \
+  X(20, select_rows, SelectRowsArgs) \
+  X(21, argmax_rows, ArgmaxRowsArgs) \
+  X(22, post_norm, PostNormArgs) \
+  X(24, general_attention, AttentionArgs) \
+  X(25, scaled_linear, ScaledLinearArgs) \
+  X(26, packed_linear, PackedLinearArgs)
+#endif
+// The types with each trait, and hot types with one variant and with several, ordered by code path.
+#define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
+  X(4, linear, LinearArgs) \
+  X(26, packed_linear, PackedLinearArgs)
+#define DISTMK_TASK_TYPES_POLLS_INPUTS(X) \
+  X(3, sum, SumArgs) \
+  X(4, linear, LinearArgs) \
+  X(6, attention, AttentionArgs) \
+  X(7, combine, CombineArgs) \
+  X(24, general_attention, AttentionArgs) \
+  X(26, packed_linear, PackedLinearArgs)
+#define DISTMK_TASK_TYPES_HAS_PROLOGUE(X) \
+  X(15, linear_jobs, LinearJobsArgs) \
+  X(16, append_kv, AppendKvArgs) \
+  X(17, attention_jobs, AttentionJobsArgs) \
+  X(19, reduce_rows, ReduceRowsArgs)
+#define DISTMK_TASK_TYPES_RESETS_ROWS(X) \
+  X(3, sum, SumArgs) \
+  X(4, linear, LinearArgs) \
+  X(5, embed, EmbedArgs) \
+  X(7, combine, CombineArgs) \
+  X(22, post_norm, PostNormArgs) \
+  X(26, packed_linear, PackedLinearArgs)
+#define DISTMK_TASK_TYPES_COUNTS_WORK_ITEMS(X) \
+  X(6, attention, AttentionArgs) \
+  X(24, general_attention, AttentionArgs)
+#define DISTMK_TASK_TYPES_LOOPS_OVER_INSTANCES(X) \
+  X(6, attention, AttentionArgs) \
+  X(15, linear_jobs, LinearJobsArgs) \
+  X(16, append_kv, AppendKvArgs) \
+  X(17, attention_jobs, AttentionJobsArgs) \
+  X(18, embed_rows, EmbedRowsArgs) \
+  X(19, reduce_rows, ReduceRowsArgs) \
+  X(20, select_rows, SelectRowsArgs) \
+  X(21, argmax_rows, ArgmaxRowsArgs) \
+  X(24, general_attention, AttentionArgs)
+#define DISTMK_TASK_TYPES_MAY_IDLE(X) \
+  X(12, send_logits, SendLogitsArgs) \
+  X(13, count_tokens, CountTokensArgs) \
+  X(14, sample_row, SampleRowArgs)
+#define DISTMK_TASK_TYPES_RUNS_ON_SCHEDULER(X) \
+  X(9, scheduler_step, SchedulerStepArgs)
+#define DISTMK_TASK_TYPES_COMPLETES_EARLY(X) \
+  X(3, sum, SumArgs)
+#define DISTMK_TASK_TYPES_HOT(X) \
+  X(6, attention, AttentionArgs) \
+  X(7, combine, CombineArgs) \
+  X(3, sum, SumArgs)
+#define DISTMK_TASK_TYPES_HOT_VARIANTS(X) \
+  X(26, packed_linear, PackedLinearArgs) \
+  X(4, linear, LinearArgs)
+#else
 // The traits of a task type that declares none; what they mean is written in distmk/graph/task.py.
 struct DefaultTaskTraits {
   static constexpr bool STREAMS_WEIGHTS = false;
@@ -1831,5 +2189,6 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(3, sum, SumArgs)
 #define DISTMK_TASK_TYPES_HOT_VARIANTS(X) \
   X(4, linear, LinearArgs)
+#endif
 
 }  // namespace distmk

@@ -15,7 +15,11 @@ CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
 
 def main() -> int:
-    texts = {CSRC / "abi.h": abi_header.render(), CSRC / "host/formats/all.h": abi_header.render_formats()}
+    texts = {
+        CSRC / "abi.h": abi_header.render(),
+        CSRC / "host/formats/all.h": abi_header.render_formats(),
+        CSRC / "device/formats/all.cuh": abi_header.render_packed_formats(),
+    }
     for path, text in texts.items():
         if "--check" not in sys.argv[1:]:
             path.write_text(text)

@@ -187,6 +187,21 @@ inline uint4 load_shared(uint32_t address) {
   return *at_shared<uint4>(address);
 }
 
+inline float bf16_of_pair(uint32_t pair, uint32_t half) {
+  return __uint_as_float(half ? pair & 0xffff0000u : pair << 16);
+}
+inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  const auto product = [&](uint32_t half) -> uint32_t {
+    return __float2bfloat16_rn(bf16_of_pair(a, half) * bf16_of_pair(b, half)).bits;
+  };
+  return product(0) | product(1) << 16;
+}
+inline float half_to_float(uint32_t bits) {
+  const uint32_t exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const float v = exponent ? __uint_as_float((exponent + 112) << 23 | mantissa << 13) : mantissa * 0x1p-24f;
+  return bits & 0x8000 ? -v : v;
+}
+
 void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]);
 void ldmatrix_x4_transposed(uint32_t address, uint32_t (&a)[4]);
 void multiply(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]);

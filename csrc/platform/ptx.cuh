@@ -316,6 +316,19 @@ DISTMK_FN void ldmatrix_x4_transposed(uint32_t address, uint32_t (&a)[4]) {
                : "r"(address));
 }
 
+// The products of two pairs of bf16. Subnormal operands keep their values.
+DISTMK_FN uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
+  return d;
+}
+// The float16 in the low half of `bits`.
+DISTMK_FN float half_to_float(uint32_t bits) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(static_cast<uint16_t>(bits)));
+  return f;
+}
+
 // c += a b with m16n8k16. Lane 4 g + t holds:
 //   a (16 x 16): row g, columns 2 t, 2 t + 1 (a[0]) and 2 t + 8, 2 t + 9 (a[2]); row g + 8, same columns (a[1], a[3]).
 //   b (16 x 8):  column g, rows 2 t, 2 t + 1 (b0) and 2 t + 8, 2 t + 9 (b1).

@@ -7,6 +7,9 @@ from pathlib import Path
 from distmk.backends.build_cache import csrc_dir
 from distmk.backends.own_sources import BODIES_HEADER, OwnSources
 
+PACKED_FLAG = "-DDISTMK_PACKED"
+"""For the kernel of programs with packed weights. Its pipeline has other stages, so others have a kernel without it."""
+
 
 def kernel_sources() -> list[Path]:
     """All files that the kernel is compiled from."""

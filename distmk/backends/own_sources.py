@@ -93,7 +93,9 @@ def _check_device_body(path: Path, text: str) -> None:
 
 
 def _has_body(cls: type[Task], platform: Platform) -> bool:
-    return _body(cls, platform) is not None if cls.bodies else cls.on_device or platform == "host"
+    if cls.bodies:
+        return _body(cls, platform) is not None
+    return cls.on_device if platform == "device" else not cls.takes_packed_weights
 
 
 def _body(cls: type[Task], platform: Platform) -> Path | None:

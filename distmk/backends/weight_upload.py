@@ -15,7 +15,7 @@ from distmk.program.layout import Placed
 from distmk.program.program import Program
 from distmk.progress import Progress
 from distmk.weights.checkpoint import Checkpoint, RowRange
-from distmk.weights.rows import Rows, open_rows
+from distmk.weights.rows import Rows, Tiled, open_rows
 
 NUMPY_TYPES: dict[str, npt.DTypeLike] = {"f32": np.float32, "bf16": np.uint16, "i32": np.int32, "u8": np.uint8}
 
@@ -24,8 +24,9 @@ def upload_constants(program: Program, backend: Backend, rank: int) -> None:
     """Upload the weights that the graph has as arrays."""
     for weight, allocation in program.placement.weights.items():
         if weight.rank == rank and weight.data is not None:
-            block = weight.data.reshape(weight.rows, weight.cols)
-            if weight.tiling:
+            block = weight.data
+            if weight.tiling and not weight.format.is_quantized:
+                block = block.reshape(weight.rows, weight.cols)
                 slabs = [end - begin for begin, end in weight.tiling.slabs]
                 block = weight.format.pack(block, slabs, weight.tiling.paired)
             backend.write(allocation, 0, block)
@@ -80,7 +81,8 @@ def _upload_matrix(
         end = begin + sum(slabs)
         parts = list(_row_ranges(weight, begin, end))
         if weight.format.is_quantized:
-            stored = rows.read_packed(parts, cols, weight.format, factors)
+            tiled = Tiled(slabs, weight.tiling.paired) if weight.tiling else None
+            stored = rows.read_packed(parts, cols, weight.format, factors, tiled)
         else:
             stored = rows.read(parts, cols)
             if factors is not None:

@@ -47,6 +47,9 @@ def add_to(commands: Any) -> None:
         metavar="PACKAGE",
         help="add the task types that this Python package registers: the kernel for programs with its tasks",
     )
+    parser.add_argument(
+        "--packed", action="store_true", help="the kernel for models whose weights stay packed: FP8 and 4-bit integers"
+    )
     parser.set_defaults(run=run)
 
 
@@ -57,12 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
     own_types = sorted({name for package in arguments.packages for name in import_package(package)})
     if arguments.list or not arguments.arch:
         for architecture in ARCHITECTURES.values():
-            built = built_cubin(architecture.name, own_types)
+            built = built_cubin(architecture.name, own_types, arguments.packed)
             show(f"{architecture.name:<8} {architecture.gpus:<18} {describe(built) if built else 'not compiled yet'}")
         return 0
     wanted = list(ARCHITECTURES if "all" in arguments.arch else dict.fromkeys(arguments.arch))
     with ThreadPoolExecutor(len(wanted)) as pool:
-        cubins = pool.map(lambda architecture: build_cubin(architecture, own_types), wanted)
+        cubins = pool.map(lambda architecture: build_cubin(architecture, own_types, arguments.packed), wanted)
         for architecture, cubin in zip(wanted, cubins, strict=True):
             path = copy_cubin(cubin, arguments.output) if arguments.output else cubin
             show(f"{architecture:<8} {describe(path)}")

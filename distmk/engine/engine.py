@@ -40,6 +40,7 @@ from distmk.engine.own_model import OwnModel
 from distmk.engine.program_cache import proved_program
 from distmk.engine.running_launch import RunningLaunch
 from distmk.engine.session import Session
+from distmk.formats import find_format
 from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
 from distmk.lower.memory import least_memory
@@ -171,6 +172,7 @@ class Engine:
             schedulers_apart=self.args.num_schedulers is not None,
             deterministic=self.args.deterministic,
             num_hosts=len(self.host_sizes),
+            packed=any(find_format(name).is_quantized for _, name in self.config.formats),
         )
 
     def _check_room(self, options: DecodeOptions) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from distmk.formats.weight_format import U8, QuantizedRows, WeightFormat, padded_codes, padded_to_host_groups
+from distmk.formats.packed_tiles import U32, PackedTiles
+from distmk.formats.weight_format import U8, QuantizedRows, padded_codes, padded_to_host_groups
 from distmk.model.bf16 import F32
 
 LARGEST = 448.0
@@ -40,10 +41,16 @@ def e4m3_codes(values: F32) -> U8:
     return signed
 
 
-class E4m3(WeightFormat):
-    """Rows of E4M3 codes with scales. A row on the host is its float32 scales, then its codes, padded."""
+class E4m3(PackedTiles):
+    """Rows of E4M3 codes with scales. A row on the host is its float32 scales, then its codes, padded.
+
+    In tiles, 16 bits have the codes of two columns, so that each is a bf16 after a mask, or after a shift and a mask: the
+    first at bits 15 (sign) and 10 to 4, the second at bits 11 (sign), 3 to 0 and 14 to 12 (its highest three).
+    """
 
     element_bits = 8
+    runs_on_gpu = True
+    tiles_per_stage = 4
 
     @classmethod
     def num_groups(cls, num_cols: int) -> int:
@@ -51,7 +58,7 @@ class E4m3(WeightFormat):
         return -(-num_cols // cls.group_cols)
 
     @classmethod
-    def slab_bytes(cls, num_rows: int, num_cols: int, tiled: bool) -> int:
+    def rows_bytes(cls, num_rows: int, num_cols: int) -> int:
         return num_rows * (4 * cls.num_groups(num_cols) + padded_to_host_groups(num_cols))
 
     @classmethod
@@ -66,3 +73,17 @@ class E4m3(WeightFormat):
     def pack_rows(cls, rows: QuantizedRows) -> U8:
         scales = np.ascontiguousarray(rows.scales, np.float32)
         return np.concatenate([scales.view(np.uint8), padded_codes(rows.codes)], 1)
+
+    @classmethod
+    def lane_words(cls, codes: U8) -> U32:
+        # Of four columns, the low half of a word has the first and the third, the high half the second and the fourth.
+        low, high = (_two_codes(codes[..., col::4], codes[..., col + 2 :: 4]) for col in (0, 1))
+        words = (low | high << np.uint32(16)).swapaxes(2, 3)
+        return np.ascontiguousarray(words).reshape(*codes.shape[:2], codes.shape[3], -1)
+
+
+def _two_codes(first: U8, second: U8) -> U32:
+    """The 16 bits of two codes."""
+    a, b = first.astype(np.uint32), second.astype(np.uint32)
+    placed: U32 = (a & 0x80) << 8 | (a & 0x7F) << 4 | (b & 0x80) << 4 | (b & 0x0F) | (b & 0x70) << 8
+    return placed

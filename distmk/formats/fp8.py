@@ -15,6 +15,7 @@ class Fp8(E4m3):
     id = 1
     name = "fp8"
     quantizes = True
+    has_row_scales = True
 
     @classmethod
     def num_groups(cls, num_cols: int) -> int:

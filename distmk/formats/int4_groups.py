@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from distmk.formats.weight_format import (
-    HOST_GROUP,
-    U8,
-    QuantizedRows,
-    WeightFormat,
-    padded_codes,
-    padded_to_host_groups,
-)
+from distmk.formats.packed_tiles import PackedTiles
+from distmk.formats.weight_format import HOST_GROUP, U8, QuantizedRows, padded_codes, padded_to_host_groups
 from distmk.model.bf16 import F32, U16, bf16_to_f32
 
 MIDDLE = 8
+LARGEST_HALF = 65504.0  # the largest float16
 
 
-class Int4Groups(WeightFormat):
+class Int4Groups(PackedTiles):
     """A row on the host is its float32 scales, its zero points (a byte each), then its codes, padded.
 
     32 codes take 16 bytes: byte i has code i in its low half and code 16 + i in its high half.
@@ -29,20 +24,21 @@ class Int4Groups(WeightFormat):
     element_bits = 4
 
     @classmethod
-    def slab_bytes(cls, num_rows: int, num_cols: int, tiled: bool) -> int:
+    def rows_bytes(cls, num_rows: int, num_cols: int) -> int:
         return num_rows * (5 * -(-num_cols // cls.group_cols) + padded_to_host_groups(num_cols) // 2)
 
     @classmethod
     def quantize(cls, rows: U16) -> QuantizedRows:
-        """Codes 1 to 15 around the zero point 8, by the largest magnitude of a group."""
+        """Codes 1 to 15 around the zero point 8, by the largest magnitude of a group. Scales are float16 numbers."""
         values, (num_rows, num_cols) = bf16_to_f32(rows), rows.shape
         num_groups = -(-num_cols // cls.group_cols)
         padded = np.zeros((num_rows, num_groups * cls.group_cols), np.float32)
         padded[:, :num_cols] = values
         groups = padded.reshape(num_rows, num_groups, cls.group_cols)
         largest: F32 = np.abs(groups).max(2)
-        scales = np.where(largest > 0, largest / np.float32(7), np.float32(1))
-        codes = np.rint(groups / scales[:, :, None]).astype(np.int8) + MIDDLE
+        steps = np.minimum(largest / np.float32(7), np.float32(LARGEST_HALF)).astype(np.float16).astype(np.float32)
+        scales = np.where(steps > 0, steps, np.float32(1))
+        codes = np.clip(np.rint(groups / scales[:, :, None]), -MIDDLE, MIDDLE - 1).astype(np.int8) + MIDDLE
         flat = codes.astype(np.uint8).reshape(num_rows, -1)[:, :num_cols]
         return QuantizedRows(flat, scales, np.full(scales.shape, MIDDLE, np.uint8))
 

@@ -123,7 +123,7 @@ def tile_layout(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[Ro
     first = 0
     for slab in slabs:
         position = np.arange(slab)  # in the packed slab
-        source = first + (_pair_order(slab) if paired else position)
+        source = first + packed_order(slab, paired)
         in_tile, in_block = position % M_TILE, position % M_BLOCK
         row_layout.block_begin[source] = first + position - in_block
         row_layout.block_rows[source] = np.minimum(M_BLOCK, slab - (position - in_block))
@@ -143,8 +143,10 @@ def tile_layout(slabs: Sequence[int], num_chunks: int, paired: bool) -> tuple[Ro
     )
 
 
-def _pair_order(num_rows: int) -> Ints:
-    """The row of a paired slab at each packed position: half a tile of gate rows, then the up rows that belong to them."""
+def packed_order(num_rows: int, paired: bool) -> Ints:
+    """The row of a slab at each packed position. Paired: half a tile of gate rows, then the up rows that belong to them."""
+    if not paired:
+        return np.arange(num_rows)
     half, per_tile = num_rows // 2, M_TILE // 2
     order = []
     for begin in range(0, half, per_tile):

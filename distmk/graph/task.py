@@ -203,6 +203,8 @@ class Task:
     # It has a body for GPUs and the emulator. For types in csrc only; types of users' packages have `bodies`. Not
     # generated.
     on_device: ClassVar[bool] = True
+    # Only the kernel for packed weights has its body (DISTMK_PACKED), and no host twin. Not generated.
+    takes_packed_weights: ClassVar[bool] = False
     # A scheduler runs it, never a worker.
     runs_on_scheduler: ClassVar[bool] = False
 

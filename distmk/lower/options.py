@@ -10,7 +10,7 @@ from distmk.abi import MAX_BUCKET_ROWS, MAX_PROGRAMS, MAX_ROWS, MAX_SEQUENCES, L
 from distmk.errors import UsageError
 from distmk.formats import FORMATS, find_format
 from distmk.graph.hosts import host_ranks
-from distmk.model.operators import Model
+from distmk.model.operators import Embedding, Model
 from distmk.tasks.slots import slots_for
 from distmk.tasks.splits import KV_TILE, MAX_KV_SPLITS
 
@@ -53,8 +53,9 @@ class DecodeOptions:
     keep_logits: store the logits of all sampled rows, not only of the rows whose sampling needs them.
     tiled: pack matrices in the tiles that a GPU streams.
     folds_factors: multiply norm weights and scales into the matrices when they are loaded. Otherwise tasks multiply
-      activations and sums by them, for weight formats that cannot take a factor per column; the host twin alone can do
-      this, so not with `tiled`. None: the formats of the model's matrices decide (`settle_factors`).
+      activations and sums by them, for weight formats that cannot take a factor per column. None: the formats of the
+      model's matrices decide (`settle_factors`). With `tiled` it is never False: each matrix is multiplied whose format
+      takes factors, and the tasks of the others multiply for themselves.
     attention_launch: "massive": schedulers dispatch attention's instances once the lengths are known. "spread":
       attention is in the list of every worker, which takes its share.
     num_reserved: with several ranks, workers without rows of qkv and o, reserved for a single decode row's attention.
@@ -186,12 +187,13 @@ class DecodeOptions:
 
 
 def settle_factors(model: Model, options: DecodeOptions) -> DecodeOptions:
-    """The options with `folds_factors` settled: factors are folded if the formats of all matrices take them.
+    """The options with `folds_factors` settled: factors are folded if the formats of all matrices take them, or on GPUs.
 
-    UsageError: a matrix has an unknown format, one that GPUs cannot multiply, or one that takes no factors although
-    these are to be folded.
+    UsageError: a matrix has an unknown format, one that GPUs cannot multiply or look up, or one that takes no factors
+    although these are to be folded; or the row buckets are more than GPUs have for packed matrices.
     """
     folds = True
+    embedding = next((op.table for op in model.operators if isinstance(op, Embedding)), None)
     for tensor, name in dict(model.matrix_formats).items():
         found = find_format(name, f"the weight format of {tensor}")
         if options.tiled and not found.runs_on_gpu:
@@ -200,7 +202,17 @@ def settle_factors(model: Model, options: DecodeOptions) -> DecodeOptions:
                 f"{tensor} is in {name}, which GPUs and the emulator do not multiply; their formats are {known}; "
                 "choose the host backend"
             )
-        if options.folds_factors and not found.folds_factors:
+        if options.tiled and found.is_quantized:
+            if tensor == embedding:
+                raise UsageError(
+                    f"{tensor} is in {name}, which GPUs and the emulator do not look up; choose the host backend"
+                )
+            if options.row_buckets[-1] > MAX_ROWS:
+                raise UsageError(
+                    f"row_buckets is {options.row_buckets}; {tensor} is in {name}, and on GPUs and in the emulator an "
+                    f"iteration then carries {MAX_ROWS} rows"
+                )
+        if options.folds_factors and not found.folds_factors and not options.tiled:
             raise UsageError(f"folds_factors is True; {tensor} is in {name}, which takes no factors")
-        folds = folds and found.folds_factors
+        folds = folds and (found.folds_factors or options.tiled)
     return replace(options, folds_factors=folds) if options.folds_factors is None else options

@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from distmk.abi import MAX_FUSED_COMBINE_COLS, MAX_ROWS
+from distmk.formats import find_format
 from distmk.graph.partition import Partition, partition_items, partition_rows
 from distmk.lower.options import DecodeOptions, settle_factors
 from distmk.lower.rotating import Rotation
@@ -105,7 +106,7 @@ def plan_work(model: Model, options: DecodeOptions) -> WorkPlan:
     num_pages = options.total_pages
     shapes = tuple(_attention_shape(config, options, shard, num_pages) for shard in shards)
     windows = _windows(model, options)
-    fuses_combine = _fuses_combine(config, options, shapes, windows)
+    fuses_combine = _fuses_combine(config, options, shapes, windows) and _o_begins_at_heads(model, shards)
     mlp_rotation = Rotation(config.num_layers, lag=2)
     mlp = tuple(_mlp(config, options, shard) for shard in shards)
     down = _residual(config, options, shards)
@@ -184,6 +185,13 @@ def _fuses_combine(
     fits = all(shape.num_q * shape.head_dim <= MAX_FUSED_COMBINE_COLS for shape in shapes)
     rotates = all(windows.count(window) > 1 for window in windows)
     return options.spreads_attention and fits and has_fused_combine(config.head_dim) and rotates
+
+
+def _o_begins_at_heads(model: Model, shards: tuple[Shard, ...]) -> bool:
+    """Whether no shard of o is stored with columns of other heads before it, which a fused combine would have to skip."""
+    formats = {find_format(op.o.format) for op in model.operators if isinstance(op, SelfAttention)}
+    firsts = [shard.heads[0] * model.config.head_dim for shard in shards]
+    return all(first % found.group_cols == 0 for first in firsts for found in formats)
 
 
 def _num_polling(

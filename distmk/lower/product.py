@@ -10,7 +10,7 @@ from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab, Weight
 from distmk.lower.plan import WorkPlan
 from distmk.model.shards import Range
-from distmk.tasks import Linear, ScaledLinear
+from distmk.tasks import Linear, PackedLinear, ScaledLinear
 
 
 class Part(NamedTuple):
@@ -39,6 +39,7 @@ class Product:
     biases: f32; None: no bias.
     partitions: rows of the matrix, by slab.
     scale: a factor of x @ weight.T that is folded into the bias but not into the matrix.
+    norms: f32, the weight of the norm before the product, for parts that it is not folded into; empty if all contain it.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Product:
     epilogue: Epilogue = Epilogue.STORE
     applies_rms: bool = False
     scale: float = 1.0
+    norms: tuple[Slab | None, ...] = ()
 
     def runs(self, rank: int, rows: Range | None = None) -> list[Range]:
         """The rows of a rank's matrix (None: all) as ranges of one part each."""
@@ -71,6 +73,9 @@ def slab_task(
     """
     operands |= {"rank": rank, "op": product.name, **product.operands(rank, rows)}
     if plan.options.folds_factors:
-        del operands["order"]  # formats that have one fold no factors
-        return Linear(**operands, applies_rms=product.applies_rms)
+        del operands["order"]  # no format that GPUs multiply has one
+        operands["applies_rms"] = product.applies_rms
+        if operands["slab"].weight.format.folds_factors:
+            return Linear(**operands)
+        return PackedLinear(**operands, norm=product.norms[rank] if product.norms else None, scale=product.scale)
     return ScaledLinear(**operands, scale=product.scale, x_squares=x_squares)

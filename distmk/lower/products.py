@@ -76,7 +76,15 @@ def head_product(graph: Graph, plan: WorkPlan, op: Head) -> Product:
         (Part(_matrix(graph, plan, name, rank, rows[rank], plan.head[rank], op.format, op, scale=op.scale), 0),)
         for rank in plan.ranks
     )
-    return Product("head", parts, (None,) * len(parts), plan.head, applies_rms=True, scale=_scale_left(plan, op.scale))
+    return Product(
+        "head",
+        parts,
+        (None,) * len(parts),
+        plan.head,
+        applies_rms=True,
+        scale=_scale_left(plan, op.scale, op.format),
+        norms=_norms_left(graph, plan, op, parts),
+    )
 
 
 def post_norms(graph: Graph, plan: WorkPlan, op: SelfAttention | Mlp) -> tuple[Slab | None, ...]:
@@ -117,13 +125,25 @@ def _column_parallel(
             segments = [_segment(matrix, "weight", part) for matrix, part in matrices]
             format_name = matrices[0][0].format
             part_name = f"{name}.{len(found)}" if found else name
-            weight = _matrix(graph, plan, part_name, rank, segments, partitions[rank], format_name, op, paired=paired)
-            begin = found[-1].rows[1] if found else 0
-            found.append(Part(weight, begin, _order(graph, rank, weight)))
+            first = found[-1].rows[1] if found else 0
+            weight = _matrix(
+                graph,
+                plan,
+                part_name,
+                rank,
+                segments,
+                partitions[rank],
+                format_name,
+                op,
+                paired=paired,
+                first_row=first,
+            )
+            found.append(Part(weight, first, _order(graph, rank, weight)))
         parts.append(tuple(found))
         of_rows = [_segment(matrix, "bias", part) for matrix, part in rows[rank]]
         biases.append(_vector(graph, rank, of_rows) if bias else None)
-    return Product(name, tuple(parts), tuple(biases), partitions, epilogue, op.norm is not None)
+    norms = _norms_left(graph, plan, op, tuple(parts))
+    return Product(name, tuple(parts), tuple(biases), partitions, epilogue, op.norm is not None, norms=norms)
 
 
 def _row_parallel(
@@ -156,7 +176,8 @@ def _row_parallel(
         has_bias = matrix.bias and rank == 0
         biases.append(_vector(graph, rank, of_rows, scale=matrix.scale) if has_bias else None)
     partitions = (partition,) * len(parts)
-    return Product(name, tuple(parts), tuple(biases), partitions, scale=_scale_left(plan, matrix.scale))
+    scale = _scale_left(plan, matrix.scale, matrix.format)
+    return Product(name, tuple(parts), tuple(biases), partitions, scale=scale)
 
 
 def _alike(matrix: Matrix, paired: bool) -> tuple[str, str]:
@@ -173,9 +194,18 @@ def _order(graph: Graph, rank: int, weight: Weight) -> Slab | None:
     return Slab(order, 0, order.rows)
 
 
-def _scale_left(plan: WorkPlan, scale: float) -> float:
+def _scale_left(plan: WorkPlan, scale: float, format_name: str) -> float:
     """The scale of a matrix, if it is not folded into the matrix; else 1."""
-    return 1.0 if plan.options.folds_factors else scale
+    return 1.0 if plan.options.folds_factors and find_format(format_name).folds_factors else scale
+
+
+def _norms_left(
+    graph: Graph, plan: WorkPlan, op: SelfAttention | Mlp | Head, parts: tuple[tuple[Part, ...], ...]
+) -> tuple[Slab | None, ...]:
+    """`Product.norms`; empty if no task multiplies by them."""
+    if not plan.options.folds_factors or all(part.weight.format.folds_factors for of_rank in parts for part in of_rank):
+        return ()
+    return _norms(graph, plan, op.norm, op.norm_offset)
 
 
 def _norms(graph: Graph, plan: WorkPlan, norm: str | None, offset: float) -> tuple[Slab | None, ...]:
@@ -198,16 +228,26 @@ def _matrix(
     num_cols: int | None = None,
     paired: bool = False,
     scale: float = 1.0,
+    first_row: int = 0,
 ) -> Weight:
-    """A matrix of one rank. cols: columns of the checkpoint's matrix of `num_cols` columns; None: all.
+    """A matrix of one rank, or its rows from `first_row` on that have one format.
 
-    If the plan folds factors, the matrix is multiplied by `scale`, and its columns by the weight of the norm of `op`.
+    cols: columns of the checkpoint's matrix of `num_cols` columns; None: all.
+
+    If the plan and the format fold factors, the matrix is multiplied by `scale`, and its columns by the weight of the norm
+    of `op`.
     """
     begin, end = cols or (0, plan.config.hidden_size)
     found = find_format(format_name)
     first, last = found.whole_groups(begin, end, num_cols or end)
-    folds = plan.options.folds_factors
+    folds = plan.options.folds_factors and found.folds_factors
     norm = op.norm if op and folds else None
+    last_row = first_row + sum(segment.rows for segment in segments)
+    slabs = tuple(
+        (max(from_row - first_row, 0), min(to_row, last_row) - first_row)
+        for from_row, to_row in partition.ranges
+        if from_row < last_row and to_row > first_row
+    )
     return graph.weight(
         name,
         rank,
@@ -215,7 +255,7 @@ def _matrix(
         segments,
         WeightKind.MATRIX,
         begin,
-        tiling=Tiling(partition.ranges, paired) if plan.options.tiled else None,
+        tiling=Tiling(slabs, paired) if plan.options.tiled else None,
         col_scale=f"{norm}.weight" if norm else None,
         offset=op.norm_offset if op and folds else 0.0,
         scale=scale if folds else 1.0,

@@ -61,6 +61,12 @@ class RankProgram:
     weight_bytes: int  # weights streamed in a step
     own_types: tuple[str, ...] = ()
 
+    @property
+    def has_packed_weights(self) -> bool:
+        """Whether GPUs need the kernel for packed weights."""
+        packed = {cls.type_id for cls in TASK_TYPES.values() if cls.takes_packed_weights}
+        return any(desc.type in packed for desc in self.tasks)
+
     def to_bytes(self) -> bytes:
         """The program as the device reads it: the header, then the sections."""
         return b"".join([bytes(self.header), *(bytes(getattr(self, section.name)) for section in SECTIONS)])

@@ -34,6 +34,7 @@ from distmk.tasks.embed import Embed
 from distmk.tasks.linear import Linear
 from distmk.tasks.linear_jobs import LinearJobs
 from distmk.tasks.own_types import register
+from distmk.tasks.packed_linear import PackedLinear
 from distmk.tasks.post_norm import PostNorm
 from distmk.tasks.residual_rows import EmbedRows, ReduceRows
 from distmk.tasks.sampled_rows import ArgmaxRows, SelectRows
@@ -63,6 +64,7 @@ __all__ = [
     "Linear",
     "LinearJobs",
     "Nop",
+    "PackedLinear",
     "PostNorm",
     "Put",
     "ReduceRows",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -209,9 +209,14 @@ class Linear(Task):
         }
 
     @classmethod
+    def weight_access(cls, args: Any, rank: int, num_rows: int) -> Access:
+        """The read of the task's `num_rows` rows of the weight."""
+        return rows_access(args, rank, num_rows)
+
+    @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_polls(args)
-        accesses = product_accesses(args, rank, num_ranks)
+        accesses = product_accesses(args, rank, num_ranks, cls.weight_access)
         if not args.fused_partials:
             return accesses
         fused_partials = access(
@@ -225,14 +230,21 @@ class Linear(Task):
         return [*accesses, fused_partials._replace(early=bool(args.polls_x))]
 
 
-def product_accesses(args: Any, rank: int, num_ranks: int) -> list[Access]:
+def rows_access(args: Any, rank: int, num_rows: int) -> Access:
+    """The read of rows of a weight that follow one another."""
+    return weight_access(rank, args.weight, args.k_pitch, num_rows, args.format)
+
+
+def product_accesses(
+    args: Any, rank: int, num_ranks: int, of_weight: Callable[[Any, int, int], Access] = rows_access
+) -> list[Access]:
     """The operands and results of a linear task, polled or not. Task types without a field `polls_x` do not poll."""
     _check_linear(args)
     rows, halves, polls = rows_of(args.batch), 2 if args.epilogue in GATED else 1, bool(getattr(args, "polls_x", False))
     x = bf16_access(False, rank, args.x, args.k, rows, args.x_stride)
     accesses = [
         x._replace(early=polls),
-        weight_access(rank, args.weight, args.k_pitch, args.num_features * halves, args.format),
+        of_weight(args, rank, args.num_features * halves),
     ]
     if args.epilogue == Epilogue.ADD:
         accesses.append(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from distmk.formats import WeightFormat
+from distmk.formats import QuantizedRows, WeightFormat
 from distmk.formats.weight_format import U8
 from distmk.model.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.weights.checkpoint import Checkpoint, RowRange
@@ -15,6 +15,13 @@ from distmk.weights.dummy import DummyCheckpoint
 
 if TYPE_CHECKING:
     import torch
+
+
+class Tiled(NamedTuple):
+    """Rows that a GPU streams: consecutive slabs of `slabs` rows each. paired: see `Tiling`."""
+
+    slabs: Sequence[int]
+    paired: bool
 
 
 class Rows(Protocol):
@@ -31,9 +38,15 @@ class Rows(Protocol):
         ...
 
     def read_packed(
-        self, parts: Sequence[RowRange], cols: slice, weight_format: type[WeightFormat], factors: F32 | None
+        self,
+        parts: Sequence[RowRange],
+        cols: slice,
+        weight_format: type[WeightFormat],
+        factors: F32 | None,
+        tiled: Tiled | None,
     ) -> Any:
-        """Whole groups `cols` of `parts` as the host stores them in a quantized format (`WeightFormat.pack_rows`).
+        """Whole groups `cols` of `parts` in a quantized format: as the host stores them (`WeightFormat.pack_rows`), or in
+        tiles (`WeightFormat.pack`).
 
         Rows that the checkpoint does not have in that format are quantized from bfloat16, whole rows at a time, so that
         every division into shards gives the same codes. factors: of the columns `cols`, before that.
@@ -65,18 +78,30 @@ class HostRows:
         block[:] = f32_to_bf16(values)
 
     def read_packed(
-        self, parts: Sequence[RowRange], cols: slice, weight_format: type[WeightFormat], factors: F32 | None
+        self,
+        parts: Sequence[RowRange],
+        cols: slice,
+        weight_format: type[WeightFormat],
+        factors: F32 | None,
+        tiled: Tiled | None,
     ) -> U8:
-        return np.concatenate([self._packed(part, cols, weight_format, factors) for part in parts])
+        quantized = (self._quantized(part, cols, weight_format, factors) for part in parts)
+        if tiled is None:
+            return np.concatenate([weight_format.pack_rows(rows) for rows in quantized])
+        whole = QuantizedRows(*(np.concatenate(arrays) for arrays in zip(*quantized, strict=True)))
+        packed: U8 = weight_format.pack(whole, tiled.slabs, tiled.paired)
+        return packed
 
-    def _packed(self, part: RowRange, cols: slice, weight_format: type[WeightFormat], factors: F32 | None) -> U8:
+    def _quantized(
+        self, part: RowRange, cols: slice, weight_format: type[WeightFormat], factors: F32 | None
+    ) -> QuantizedRows:
         name, begin, end = part
         if self._checkpoint.formats.get(name) == weight_format.name:
-            return weight_format.pack_rows(self._checkpoint.read_quantized(name, slice(begin, end), cols))
+            return self._checkpoint.read_quantized(name, slice(begin, end), cols)
         block = self._checkpoint.read(name, slice(begin, end))
         if factors is not None:
             self.scale(block, factors)
-        return weight_format.pack_rows(weight_format.cut(weight_format.quantize(block), cols.start, cols.stop))
+        return weight_format.cut(weight_format.quantize(block), cols.start, cols.stop)
 
 
 class DeviceRows:
@@ -116,9 +141,17 @@ class DeviceRows:
         values.copy_(values.float().mul_(torch.from_numpy(by).to(self._device)))
 
     def read_packed(
-        self, parts: Sequence[RowRange], cols: slice, weight_format: type[WeightFormat], factors: F32 | None
+        self,
+        parts: Sequence[RowRange],
+        cols: slice,
+        weight_format: type[WeightFormat],
+        factors: F32 | None,
+        tiled: Tiled | None,
     ) -> torch.Tensor:
-        raise NotImplementedError(f"{weight_format.name} is for the host")
+        import torch
+
+        packed = HostRows(self._checkpoint).read_packed(parts, cols, weight_format, factors, tiled)
+        return torch.from_numpy(packed).to(self._device)
 
 
 class _Staging:

@@ -18,7 +18,7 @@ from distmk.tasks.linear import Linear, LinearArgs
 from distmk.tasks.linear_jobs import LinearJobs, LinearJobsArgs
 
 QUANTIZING = [found for found in FORMATS.values() if found.quantizes]
-ON_GPUS = [found for found in FORMATS.values() if found.runs_on_gpu]
+ON_GPUS = [found for found in FORMATS.values() if found.runs_on_gpu and not found.is_quantized]
 
 
 class Thin(WeightFormat):

@@ -14,7 +14,7 @@ from distmk.graph.task import EarlyCompletion, Task, task_type
 from distmk.tasks import TASK_TYPES, Sum
 
 UNUSED_ID = 999
-IN_PYTHON_ONLY = {"deep_lookahead", "on_device", "uses_pipeline", "writes_peers"}
+IN_PYTHON_ONLY = {"deep_lookahead", "on_device", "takes_packed_weights", "uses_pipeline", "writes_peers"}
 HEADER = (ROOT / "csrc" / "abi.h").read_text()
 
 

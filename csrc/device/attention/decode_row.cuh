@@ -65,7 +65,8 @@ struct KvPipelineReader {
   }
   // The last stage may hold only one tile. Its reader then arrives for both.
   DISTMK_FN void consumer_release() const {
-    warp_arrive(&shared().pipeline.empty[stage.index], step % 2 == 0 && step + 1 == p.num_tiles() ? 2 : 1);
+    warp_arrive(&shared().pipeline.empty[stage.index],
+                (step % 2 == 0 && step + 1 == p.num_tiles() ? 2 : 1) * ARRIVALS_PER_TILE);
   }
   DISTMK_FN bool has_next() const { return step + NUM_WARPS < p.num_tiles(); }
   // Whether the next tile exists and is whole, so that nothing in it is masked. A window may begin inside a tile.

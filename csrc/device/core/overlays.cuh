@@ -9,8 +9,7 @@ namespace distmk {
 // Stride in floats between the tokens of a warp's partial sums: the rows of an M block, padded against bank conflicts.
 constexpr uint32_t PARTIAL_SUM_STRIDE = 68;
 static_assert(PARTIAL_SUM_STRIDE >= M_BLOCK, "");
-constexpr uint32_t STAGES_BYTES = NUM_STAGES * STAGE_BYTES, WORK_BYTES = 8192,
-                   SCRATCH_BYTES = NUM_WARPS * N_TILE * PARTIAL_SUM_STRIDE * sizeof(float),
+constexpr uint32_t WORK_BYTES = 8192, SCRATCH_BYTES = NUM_WARPS * N_TILE * PARTIAL_SUM_STRIDE * sizeof(float),
                    BODY_BYTES = WORK_BYTES + SCRATCH_BYTES;
 
 struct Region {
@@ -41,13 +40,22 @@ enum Phase : uint32_t {
 };
 constexpr uint32_t SLABS = GEMV | SLAB | HEAD | ARGMAX, LAYERS = PRODUCT | APPEND | BLOCK_JOB | ROW_JOBS | ROW_SUM;
 
+constexpr uint32_t PIPELINE_BYTES = STAGES_BYTES - ACCUMULATORS_BYTES;
 constexpr uint32_t PAGES_BYTES = 8192, SCHEDULE_BYTES = 20 * MAX_SEQUENCES + 48;
+
+// Accumulators of packed weights, of each warp.
+#ifdef DISTMK_PACKED
+#define DISTMK_PACKED_OVERLAYS(X) X(ACCUMULATORS, STAGES, PIPELINE_BYTES, ACCUMULATORS_BYTES, SLABS)
+#else
+#define DISTMK_PACKED_OVERLAYS(X)
+#endif
 
 // For each overlay: a comment on its contents, then its name, region, first byte in the region, size in bytes and
 // phases.
 #define DISTMK_OVERLAYS(X)                                                                  \
   /* pipeline stages from loader to consumers: weights, or keys and values of a split */    \
-  X(PIPELINE_STAGES, STAGES, 0, STAGES_BYTES, SLABS | SPLIT | SAMPLING | OWN_BODY)          \
+  X(PIPELINE_STAGES, STAGES, 0, PIPELINE_BYTES, SLABS | SPLIT | SAMPLING | OWN_BODY)        \
+  DISTMK_PACKED_OVERLAYS(X)                                                                 \
   /* input vector of a GEMV */                                                              \
   X(GEMV_INPUT, WORK, 0, WORK_BYTES, GEMV)                                                  \
   /* best token of each thread, by row */                                                   \

@@ -9,7 +9,8 @@
 // A slab is packed in tiles of M_TILE x K_TILE bf16 (smaller at the edges), in the order in which they are multiplied
 // (distmk/formats/tiles.py): M blocks of M_TILES_PER_BLOCK tile rows, each cut into K blocks of K_TILES_PER_BLOCK tile
 // columns. The 16-byte chunks of a row are XOR-swizzled by the row number, so that ldmatrix has no bank conflicts. A
-// stage holds up to K_TILES_PER_STAGE tiles side by side, one per warp.
+// stage holds up to K_TILES_PER_STAGE tiles side by side, one per warp. Tiles of packed formats have codes and scales
+// (distmk/formats/packed_tiles.py); a stage holds more of them.
 #pragma once
 #include "abi.h"
 #include "platform/device.h"
@@ -18,11 +19,22 @@ namespace distmk {
 
 // A copy costs the loader some hundred nanoseconds, whatever its size. Smaller copies would not saturate the memory.
 constexpr uint32_t K_TILES_PER_STAGE = 2, STAGE_K = K_TILES_PER_STAGE * K_TILE, K_BLOCK = K_TILES_PER_BLOCK * K_TILE;
-using Weights = Bf16Format;  // the format of every matrix that is streamed
-constexpr uint32_t STAGE_BYTES = Weights::bytes(M_TILE * STAGE_K);
+using Weights = Bf16Format;  // the format of streamed matrices that are not packed
 constexpr uint32_t M_BLOCK = M_TILES_PER_BLOCK * M_TILE;
 // On compute capability 8.0 a block has 64 KB less shared memory.
-constexpr uint32_t NUM_STAGES = BULK_COPIES ? 12 : 7;
+constexpr uint32_t STAGES_BYTES = (BULK_COPIES ? 12 : 7) * Weights::bytes(M_TILE * STAGE_K);
+// ARRIVALS_PER_STAGE: arrivals of consumer warps that empty a stage.
+#ifdef DISTMK_PACKED
+// The kernel of programs with packed weights: a stage also has scales, and up to eight tiles. Behind the stages are
+// accumulators (device/linear/packed_mainloop.cuh).
+constexpr uint32_t STAGE_BYTES = 18432, ACCUMULATORS_BYTES = 32768, ARRIVALS_PER_STAGE = K_TILES_PER_BLOCK;
+#else
+constexpr uint32_t STAGE_BYTES = Weights::bytes(M_TILE * STAGE_K), ACCUMULATORS_BYTES = 0,
+                   ARRIVALS_PER_STAGE = K_TILES_PER_STAGE;
+#endif
+constexpr uint32_t NUM_STAGES = (STAGES_BYTES - ACCUMULATORS_BYTES) / STAGE_BYTES;
+// Arrivals for a tile of bf16, and for one of keys and values, of which a stage has as many.
+constexpr uint32_t ARRIVALS_PER_TILE = ARRIVALS_PER_STAGE / K_TILES_PER_STAGE;
 constexpr uint32_t LOADER_ARRIVALS = BULK_COPIES ? 1 : 32;  // per copy
 // Limits on copies in flight. More copies do not read faster, but every store and poll of this SM queues behind them.
 // MAX_AHEAD, the lower limit, applies to slabs behind the one that is being multiplied, because before those the
@@ -42,7 +54,7 @@ struct Pipeline {
   DISTMK_FN void init() {
     for (uint32_t s = 0; s < NUM_STAGES; ++s) {
       barrier_init(&full[s], LOADER_ARRIVALS);
-      barrier_init(&empty[s], K_TILES_PER_STAGE * WARP_ARRIVALS);
+      barrier_init(&empty[s], ARRIVALS_PER_STAGE * WARP_ARRIVALS);
     }
     leave = loader_left = throttle = {0};
     barrier_init_done();
@@ -73,10 +85,22 @@ struct PipelineState {
   }
 };
 
-// A packed weight matrix of `rows` x `k_pitch` elements.
+// What is copied of a slab at once: up to `k` columns of up to M_TILE rows. 2^log_unit_k columns take `row_bytes` of
+// each row, and `scale_bytes` more of all rows together.
+struct StageShape {
+  uint32_t k, log_unit_k, row_bytes, scale_bytes;
+};
+constexpr StageShape BF16_STAGE = {STAGE_K, 0, Weights::bytes(1u), 0};
+
+// A weight matrix of `rows` x `k_pitch` elements, in tiles.
 struct WeightSlab {
   const char* begin;
   uint32_t rows, k_pitch;
+#ifdef DISTMK_PACKED
+  StageShape stage = BF16_STAGE;
+#else
+  static constexpr StageShape stage = BF16_STAGE;
+#endif
 };
 
 // The producer side, run by the loader warp. One lane issues all bulk copies, but the warp stays converged: diverged
@@ -99,6 +123,7 @@ class Loader {
     ++slab_;
     const char* slab = weights.begin;
     const uint32_t rows = weights.rows;
+    const StageShape shape = weights.stage;
     for (uint32_t block = 0; block < rows; block += M_BLOCK) {
       if (!lanes_.all(!pipeline_.leave.get())) return false;
       const uint32_t block_end = min(block + M_BLOCK, rows);
@@ -106,10 +131,10 @@ class Loader {
       for (uint32_t left = weights.k_pitch; left; left -= min(K_BLOCK, left)) {
 #pragma unroll 1
         for (uint32_t row = block; row < block_end; row += M_TILE) {
-          const uint32_t column_bytes = Weights::bytes(min(M_TILE, rows - row));
+          const uint32_t unit_bytes = min(M_TILE, rows - row) * shape.row_bytes + shape.scale_bytes;
 #pragma unroll 1
-          for (uint32_t in_block = min(K_BLOCK, left); in_block; in_block -= min(STAGE_K, in_block)) {
-            const uint32_t num_bytes = min(STAGE_K, in_block) * column_bytes;
+          for (uint32_t in_block = min(K_BLOCK, left); in_block; in_block -= min(shape.k, in_block)) {
+            const uint32_t num_bytes = (min(shape.k, in_block) >> shape.log_unit_k) * unit_bytes;
             copy(slab, num_bytes);
             slab += num_bytes;
           }
@@ -182,7 +207,7 @@ DISTMK_FN void release_until_loader_left(Pipeline& pipeline, PipelineState<NUM_S
   for (;; next.advance()) {
     while (!barrier_try_wait(&pipeline.full[next.index], next.phase))
       if (pipeline.loader_left.get()) return;
-    barrier_arrive(&pipeline.empty[next.index], K_TILES_PER_STAGE * WARP_ARRIVALS);
+    barrier_arrive(&pipeline.empty[next.index], ARRIVALS_PER_STAGE * WARP_ARRIVALS);
   }
 }
 

@@ -22,7 +22,8 @@ struct Activations {
   uint32_t last_chunk;  // column of a token's last whole chunk
 };
 
-DISTMK_FN Activations activations_of(Context& context, const LinearArgs& args, uint32_t num_tokens) {
+template <class Args>
+DISTMK_FN Activations activations_of(Context& context, const Args& args, uint32_t num_tokens) {
   return {context.at<__nv_bfloat16>(args.x), args.k, args.x_stride, num_tokens, args.k - CHUNK_K};
 }
 
@@ -46,17 +47,19 @@ constexpr uint32_t MAX_GEMV_BLOCKS = overlay_bytes(Overlay::GEMV_INPUT) / (K_BLO
 DISTMK_FN __nv_bfloat16* gemv_input() { return shared().at<Overlay::GEMV_INPUT, __nv_bfloat16>(); }
 
 // Copies this warp's K tiles of all blocks to gemv_input(). `k_begin` is the warp's first column. All blocks take one
-// round trip to L2; loading each block on its own would take one per block.
-DISTMK_FN void stage_gemv_input(const Context& context, const Activations& a, bool polls, uint32_t k_begin) {
+// round trip to L2; loading each block on its own would take one per block. `lead`: columns of the weights before the
+// first one of X; what is copied for them is any column of X.
+DISTMK_FN void stage_gemv_input(const Context& context, const Activations& a, bool polls, uint32_t k_begin,
+                                uint32_t lead = 0) {
   static_assert(K_TILE == 32 * CHUNK_K, "a chunk a lane");
   __nv_bfloat16* staged = gemv_input();
   const uint32_t lane_k = k_begin + threadIdx.x % 32 * CHUNK_K;
   uint4 chunks[MAX_GEMV_BLOCKS];
-  poll_by_warp(context, polls, a.x + min(k_begin, a.last_chunk), [&] {
+  poll_by_warp(context, polls, a.x + min(k_begin - lead, a.last_chunk), [&] {
     bool complete = true;
 #pragma unroll
     for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i)
-      chunks[i] = poll_load(reinterpret_cast<const uint4*>(a.x + min(i * K_BLOCK + lane_k, a.last_chunk)));
+      chunks[i] = poll_load(reinterpret_cast<const uint4*>(a.x + min(i * K_BLOCK + lane_k - lead, a.last_chunk)));
 #pragma unroll
     for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i) complete &= all_published(chunks[i]);
     return complete;
@@ -68,7 +71,7 @@ DISTMK_FN void stage_gemv_input(const Context& context, const Activations& a, bo
 // Out of line, because it is rare and would otherwise be inlined for every chunk.
 static __device__ __noinline__ uint4 load_unaligned_chunk(const __nv_bfloat16* x, uint32_t k, uint32_t end) {
   const auto* bits = reinterpret_cast<const unsigned short*>(x);
-  const auto at = [&](uint32_t i) -> uint32_t { return k + i < end ? __ldcg(bits + k + i) : 0; };
+  const auto at = [&](uint32_t i) -> uint32_t { return k + i < end ? __ldcg(bits + (k + i)) : 0; };
   return {at(0) | at(1) << 16, at(2) | at(3) << 16, at(4) | at(5) << 16, at(6) | at(7) << 16};
 }
 

@@ -9,9 +9,9 @@
 // `lamport_reset`, if given, is the out_bf16 of an earlier write in the rotation of buffers (or its out, without
 // out_bf16). The same elements are zeroed there.
 #pragma once
-#include "device/comm/lamport.cuh"
 #include "device/core/marks.cuh"
 #include "device/linear/mainloop.cuh"
+#include "device/linear/output_pointers.cuh"
 #include "device/sampling/argmax.cuh"
 #include "runtime/pointwise.h"
 #include "runtime/rms.h"
@@ -33,71 +33,6 @@ DISTMK_FN uint32_t thread_token(uint32_t i, uint32_t rotation) {
   return (threadIdx.x / M_BLOCK + rotation) % TOKEN_GROUPS + i * TOKEN_GROUPS;
 }
 
-struct EpilogueParams {
-  Context& context;
-  const LinearArgs& args;
-  uint32_t num_tokens;
-
-  DISTMK_FN Epilogue kind() const { return static_cast<Epilogue>(args.epilogue); }
-};
-
-// Where one column of the output goes: addresses for token 0, and strides from token to token. A null pointer means
-// nowhere. The addresses are resolved before the partial sums are complete, because every instruction after that adds
-// latency.
-struct OutputPointers {
-  LamportVector bf16 = {nullptr, nullptr};
-  float *f32 = nullptr, *f32_reset = nullptr;
-  uint32_t bf16_stride = 0, f32_stride = 0;
-  float bias = 0.0f, up_bias = 0.0f;
-  uint32_t up_rows = 0;  // gated: distance from the column's gate row to its up row
-
-  // `rank`: the rank that PUSH stores to; the pointers stay null if it is not peer-mapped. ONE_TOKEN excludes ARGMAX.
-  template <bool ONE_TOKEN>
-  DISTMK_FN void resolve(const EpilogueParams& params, uint32_t column, uint32_t rank) {
-    const Context& context = params.context;
-    const LinearArgs& args = params.args;
-    if (const float* biases = context.at<float>(args.bias)) {
-      bias = biases[column];
-      if (up_rows) up_bias = biases[args.num_features + column];
-    }
-    if (!ONE_TOKEN && params.kind() == Epilogue::ARGMAX) return;  // stores_logits() decides row by row
-    switch (params.kind()) {
-      case Epilogue::PUSH:
-        return resolve_f32(context.peer<float>(rank, args.out), column, args.num_features);
-        DISTMK_GATED_CASES
-        return resolve_bf16(params, args.out, column, args.out_stride);
-      default:
-        resolve_f32(context.at<float>(args.out), column, args.out_stride);
-        if (args.out_bf16)
-          resolve_bf16(params, args.out_bf16, column, args.out_bf16_stride);
-        else
-          f32_reset = at_column(context.at<float>(args.lamport_reset), column);
-    }
-  }
-
-  DISTMK_FN void store(uint32_t token, float value) const {
-    if (bf16) bf16.store(uint64_t{token} * bf16_stride, value);  // first, because other tasks poll it
-    const uint64_t i = uint64_t{token} * f32_stride;
-    if (f32) publish(f32 + i, value);
-    if (f32_reset) lamport_reset(f32_reset + i);
-  }
-
- private:
-  template <class T>
-  DISTMK_FN static T* at_column(T* matrix, uint32_t column) {
-    return matrix ? matrix + column : nullptr;
-  }
-  DISTMK_FN void resolve_f32(float* matrix, uint32_t column, uint32_t stride) {
-    f32 = at_column(matrix, column);
-    f32_stride = stride;
-  }
-  DISTMK_FN void resolve_bf16(const EpilogueParams& params, uint64_t matrix, uint32_t column, uint32_t stride) {
-    bf16.out = params.context.at<__nv_bfloat16>(matrix) + column;
-    bf16.reset = at_column(params.context.at<__nv_bfloat16>(params.args.lamport_reset), column);
-    bf16_stride = stride;
-  }
-};
-
 // 1 / rms of a token's `args.k` activations, from the warps' sums of squares (as add_squares() leaves them).
 template <class Args>
 DISTMK_FN float norm_scale(const Args& args, uint32_t token) {
@@ -105,6 +40,11 @@ DISTMK_FN float norm_scale(const Args& args, uint32_t token) {
 #pragma unroll
   for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += shared().squares[token][warp];
   return over_rms(squares, args.k, args.eps);
+}
+
+// A token's factor of its sums, for weights whose sums have no other factor.
+DISTMK_FN float token_scale(const LinearArgs& args, uint32_t token) {
+  return args.applies_rms ? norm_scale(args, token) : 1.0f;
 }
 
 // Partial sums are laid out as [warp][token of the N tile][weight row of the M block].
@@ -123,32 +63,33 @@ DISTMK_FN Candidate& thread_best(uint32_t i) {
   return shared().at<Overlay::THREAD_CANDIDATES, Candidate>()[i * NUM_CONSUMERS + threadIdx.x];
 }
 // Called once all earlier tasks have left shared memory.
-template <uint32_t N_TILES>
-DISTMK_FN void init_candidates(const EpilogueParams& params) {
+template <uint32_t N_TILES, class Args>
+DISTMK_FN void init_candidates(const EpilogueParams<Args>& params) {
   if (params.kind() != Epilogue::ARGMAX) return;
 #pragma unroll
   for (uint32_t i = 0; i < TOKENS_PER_THREAD<N_TILES>; ++i) thread_best(i) = {-INFINITY, -1};
 }
 
 // ARGMAX: whether the logits of a row are stored.
-DISTMK_FN bool stores_logits(const EpilogueParams& params, uint32_t token) {
-  const LinearArgs& args = params.args;
+template <class Args>
+DISTMK_FN bool stores_logits(const EpilogueParams<Args>& params, uint32_t token) {
+  const Args& args = params.args;
   if (!args.logits) return false;
   const Batch* batch = params.context.batch(args.batch);
   return args.keeps_logits || !batch || needs_logits(batch->rows[token]);
 }
 
 // The epilogue of one M block. ONE_TOKEN: for a single token, and not in an ARGMAX task.
-template <uint32_t N_TILES>
+template <uint32_t N_TILES, class Args>
 struct BlockEpilogue {
-  const EpilogueParams& params;
+  const EpilogueParams<Args>& params;
   MBlock block;
   uint32_t rotation;                           // rotation of the token groups
   float residual[TOKENS_PER_THREAD<N_TILES>];  // ADD: the output's present elements
 
   // ARGMAX keeps candidates by thread, so its groups do not rotate. With one N tile, the residual is loaded here, ahead
   // of the mainloop. With two, there are too few registers.
-  DISTMK_FN BlockEpilogue(const EpilogueParams& p, const MBlock& m_block)
+  DISTMK_FN BlockEpilogue(const EpilogueParams<Args>& p, const MBlock& m_block)
       : params(p), block(m_block), rotation(p.kind() == Epilogue::ARGMAX ? 0 : m_block.begin / M_BLOCK) {
     if (N_TILES == 1) load_residual();
   }
@@ -189,19 +130,20 @@ struct BlockEpilogue {
   // Resolves the pointers for this thread's weight row. In a gated task, an M tile is p gate rows and then the p up
   // rows of the same columns. The thread of a gate row stores the column; the thread of an up row stores nothing.
   template <bool ONE_TOKEN>
-  DISTMK_FN void resolve(OutputPointers& pointers) const {
+  DISTMK_FN void resolve(OutputPointers<Args>& pointers) const {
     const uint32_t row = thread_row(), in_tile = row % M_TILE, m_tile = block.begin + row - in_tile;
     if (m_tile + in_tile >= block.end) return;
     const bool paired = is_gated(params.kind());
     const uint32_t up_rows = min(M_TILE, block.end - m_tile) / 2;
     if (paired && in_tile >= up_rows) return;
     pointers.up_rows = paired ? up_rows : 0;
+    pointers.load(params, block.begin + row, pointers.up_rows);
     pointers.template resolve<ONE_TOKEN>(params, (paired ? m_tile / 2 : m_tile) + in_tile, first_rank<ONE_TOKEN>());
   }
 
   // Sums and stores this thread's values of an N tile.
   template <bool ONE_TOKEN>
-  DISTMK_FN void store(const OutputPointers& pointers, uint32_t n_tile, const float* partials) const {
+  DISTMK_FN void store(const OutputPointers<Args>& pointers, uint32_t n_tile, const float* partials) const {
     constexpr uint32_t NUM_TOKENS = ONE_TOKEN ? 1 : N_TILE / TOKEN_GROUPS;
     const uint32_t row = thread_row(), column = block.begin + row;
 #pragma unroll
@@ -209,10 +151,10 @@ struct BlockEpilogue {
       const uint32_t i = n_tile * NUM_TOKENS + n, token = ONE_TOKEN ? 0 : thread_token(i, rotation);
       if (!ONE_TOKEN && token >= params.num_tokens) break;
       const float* of_token = partials + token % N_TILE * PARTIAL_SUM_STRIDE;
-      const float scale = params.args.applies_rms ? norm_scale(params.args, token) : 1.0f;
-      float value = sum_partials(of_token, row) * scale + pointers.bias;
+      const float scale = token_scale(params.args, token);
+      float value = sum_partials(of_token, row) * pointers.gate(scale) + pointers.bias;
       if (pointers.up_rows) {
-        const float up = sum_partials(of_token, row + pointers.up_rows) * scale + pointers.up_bias;
+        const float up = sum_partials(of_token, row + pointers.up_rows) * pointers.up(scale) + pointers.up_bias;
         value = gated<BaseE>(params.kind(), value, up);
       }
       value += residual[i];
@@ -246,7 +188,8 @@ struct BlockEpilogue {
 // Whether the loader is throttled while the task's triggers are signaled. It is if other tasks wait for the triggers
 // instead of polling the output. It also is for queries, keys and values, although they are polled, because that
 // measured faster.
-DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) {
+template <class Args>
+DISTMK_FN bool throttles_loader(const RankState& state, const Args& args) {
   switch (static_cast<Epilogue>(args.epilogue)) {
     case Epilogue::PUSH:
       return state.transport != nullptr;
@@ -260,19 +203,22 @@ DISTMK_FN bool throttles_loader(const RankState& state, const LinearArgs& args) 
 
 // Whether this warp has no tile in the last K block. It then waits for no stage of that block. Instead it waits for the
 // split-K reduction: with a full lap of the pipeline ahead of the other warps, phase bits would alias.
-DISTMK_FN bool skips_last_k_block(const LinearArgs& args) { return warp_k_begin() > (args.k_pitch - 1) % K_BLOCK; }
+template <class Args>
+DISTMK_FN bool skips_last_k_block(const Args& args) {
+  return warp_k_begin() > (args.k_pitch - 1) % K_BLOCK;
+}
 
 // Split-K reduction and stores of an M block. Every warp writes its partial sums. Warps that store elements of the N
 // tile wait for the sums of all warps; the others go on. There is room for two reductions of up to N_TILE / 2 tokens,
 // or for one of more tokens. After the slab's last M block, which ends at `m_end`, the loader is throttled.
-template <uint32_t N_TILES, bool ONE_TOKEN>
-DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumulators<N_TILES>& acc, uint32_t& reduction,
-                                uint32_t m_end) {
-  const EpilogueParams& params = epilogue.params;
+template <uint32_t N_TILES, bool ONE_TOKEN, class Args>
+DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES, Args>& epilogue, const Accumulators<N_TILES>& acc,
+                                uint32_t& reduction, uint32_t m_end) {
+  const EpilogueParams<Args>& params = epilogue.params;
   if (N_TILES > 1) epilogue.load_residual();
   SplitKBuffers& buffers = shared().split_k;
   const bool two = params.num_tokens <= N_TILE / 2;
-  OutputPointers pointers;
+  OutputPointers<Args> pointers;
 #pragma unroll
   for (uint32_t n_tile = 0; n_tile < N_TILES; ++n_tile, ++reduction) {
     const uint32_t last = reduction - (two ? 2 : 1), slot = buffers.slot(reduction);
@@ -298,8 +244,8 @@ DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES>& epilogue, const Accumula
 }
 
 // ARGMAX: writes the best candidate of each sampled token, over the threads that keep one.
-template <uint32_t N_TILES>
-DISTMK_FN void write_candidates(const EpilogueParams& params) {
+template <uint32_t N_TILES, class Args>
+DISTMK_FN void write_candidates(const EpilogueParams<Args>& params) {
   auto* all = shared().at<Overlay::WARP_CANDIDATES, Candidate>();
   const uint32_t warp = opaque(threadIdx.x / 32), lane = threadIdx.x % 32;  // opaque: keeps addresses off the stack
   constexpr uint32_t WARPS_PER_TOKEN = M_BLOCK / 32;
@@ -315,7 +261,7 @@ DISTMK_FN void write_candidates(const EpilogueParams& params) {
   const Batch* batch = params.context.batch(params.args.batch);
   if (token < params.num_tokens && (!batch || batch->rows[token].sample))
     for (uint32_t i = 0; i < WARPS_PER_TOKEN; ++i) best = better_of(best, all[token * WARPS_PER_TOKEN + i]);
-  params.context.at<Candidate>(params.args.out)[token] = best;
+  params.context.template at<Candidate>(params.args.out)[token] = best;
 }
 
 }  // namespace linear

@@ -14,10 +14,11 @@ static_assert(MAX_FUSED_COMBINE_COLS <= MAX_GEMV_BLOCKS * K_BLOCK, "the combined
 
 // Combines the columns that one warp multiplies, eight elements of one head per lane. Each group of COMBINE_WIDTH lanes
 // shares a head; its lane s has the log-sum-exp of split s.
+template <class Args>
 class FusedCombine {
  public:
   // `first`: the warp's first column of each block. If `polls`, the first headers are loaded at once.
-  DISTMK_FN FusedCombine(const Context& context, const LinearArgs& args, bool polls, uint32_t first)
+  DISTMK_FN FusedCombine(const Context& context, const Args& args, bool polls, uint32_t first)
       : context_(context), args_(args), polls_(polls), first_(first) {
     if (!args.fused_partials) return;
     const BatchRun& run = context.batch(args.batch)->runs[0];
@@ -40,7 +41,7 @@ class FusedCombine {
 
  private:
   const Context& context_;
-  const LinearArgs& args_;
+  const Args& args_;
   bool polls_;
   uint32_t first_, num_splits_ = 0;
   float lse_ = 0;

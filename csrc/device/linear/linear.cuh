@@ -12,24 +12,28 @@
 namespace distmk {
 namespace linear {
 
-// Rows of the weight slab.
-DISTMK_FN uint32_t slab_rows(const LinearArgs& args) {
+// Rows of the weight slab. `Args`: as in epilogue.cuh.
+template <class Args>
+DISTMK_FN uint32_t slab_rows(const Args& args) {
   return is_gated(static_cast<Epilogue>(args.epilogue)) ? 2 * args.num_features : args.num_features;
 }
 
 // Each row of the batch is a token.
-DISTMK_FN uint32_t num_tokens(const RankState& state, const LinearArgs& args) {
+template <class Args>
+DISTMK_FN uint32_t num_tokens(const RankState& state, const Args& args) {
   return args.batch ? state.batch(args.batch)->num_rows : 1;
 }
 
 // Whether activations can be read in whole chunks.
-DISTMK_FN bool is_aligned(const RankState& state, const LinearArgs& args, uint32_t num_tokens) {
+template <class Args>
+DISTMK_FN bool is_aligned(const RankState& state, const Args& args, uint32_t num_tokens) {
   return (state.address(args.x) % 16 | args.k % CHUNK_K | (num_tokens > 1 ? args.x_stride % CHUNK_K : 0)) == 0;
 }
 
 // Whether a task takes the GEMV path: it has one token, whose activations fit in shared memory. The head is excluded,
 // because its candidates take that memory.
-DISTMK_FN bool fits_gemv(const LinearArgs& args, uint32_t num_tokens) {
+template <class Args>
+DISTMK_FN bool fits_gemv(const Args& args, uint32_t num_tokens) {
   return num_tokens == 1 && args.k_pitch <= MAX_GEMV_BLOCKS * K_BLOCK &&
          args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX);
 }
@@ -38,9 +42,9 @@ DISTMK_FN bool fits_gemv(const LinearArgs& args, uint32_t num_tokens) {
 // activations are the exception.
 
 // Ends an M block, and zeroes the accumulators. `m_end`: the slab's last row + 1.
-template <uint32_t N_TILES, bool ONE_TOKEN>
-DISTMK_FN void finish_m_block(BlockEpilogue<N_TILES>& epilogue, Accumulators<N_TILES>& acc, ConsumerState& consumer,
-                              uint32_t m_end) {
+template <uint32_t N_TILES, bool ONE_TOKEN, class Args>
+DISTMK_FN void finish_m_block(BlockEpilogue<N_TILES, Args>& epilogue, Accumulators<N_TILES>& acc,
+                              ConsumerState& consumer, uint32_t m_end) {
   mark(Mark::LAST);
   reduce_and_store<N_TILES, ONE_TOKEN>(epilogue, acc, consumer.reduction_round, m_end);
   memset(acc, 0, sizeof(acc));
@@ -51,11 +55,11 @@ DISTMK_FN void finish_m_block(BlockEpilogue<N_TILES>& epilogue, Accumulators<N_T
 DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
   const uint32_t m_end = slab_rows(args);
   const LdmatrixLane lane;
-  const EpilogueParams params{context, args, 1};
+  const EpilogueParams<LinearArgs> params{context, args, 1};
   ConsumerState consumer = consumer_state();
   Accumulators<1> acc = {};
   FragmentB<1> x;
-  FusedCombine fused_partials(context, args, args.polls_x, warp_k_begin());
+  FusedCombine<LinearArgs> fused_partials(context, args, args.polls_x, warp_k_begin());
   PrefetchedA prefetched;
   prefetched.load(args, m_end, consumer.stage, lane);
   mark(Mark::PREPARED);
@@ -75,7 +79,7 @@ DISTMK_FN void run_gemv(Context& context, const LinearArgs& args) {
   uint32_t m_tile = prefetched.num_m_tiles;
 #pragma unroll 1
   for (uint32_t m = 0; m < m_end; m += M_BLOCK) {
-    BlockEpilogue<1> epilogue(params, {m, min(m + M_BLOCK, m_end)});
+    BlockEpilogue<1, LinearArgs> epilogue(params, {m, min(m + M_BLOCK, m_end)});
 #pragma unroll 1
     for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
       const uint32_t k_end = min(k + K_BLOCK, args.k_pitch);
@@ -99,7 +103,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
   const uint32_t m_end = slab_rows(args);
   const Activations a = activations_of(context, args, num_tokens);
   const LdmatrixLane lane;
-  const EpilogueParams params{context, args, num_tokens};
+  const EpilogueParams<LinearArgs> params{context, args, num_tokens};
   ConsumerState consumer = consumer_state();
   Accumulators<N_TILES> acc = {};
   FragmentB<N_TILES> x;
@@ -122,7 +126,7 @@ DISTMK_FN void run(Context& context, const LinearArgs& args, uint32_t num_tokens
   init_candidates<N_TILES>(params);
 #pragma unroll 1
   for (uint32_t m = 0; m < m_end; m += M_BLOCK) {
-    BlockEpilogue<N_TILES> epilogue(params, {m, min(m + M_BLOCK, m_end)});
+    BlockEpilogue<N_TILES, LinearArgs> epilogue(params, {m, min(m + M_BLOCK, m_end)});
 #pragma unroll 1
     for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
       const uint32_t k_end = min(k + K_BLOCK, args.k_pitch);

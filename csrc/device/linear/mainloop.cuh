@@ -114,7 +114,7 @@ DISTMK_FN void consumer_wait(const PipelineState<NUM_STAGES>& stage) {
 // If a stage is not full, the warp with its last tile also arrives for the missing tiles.
 DISTMK_FN void consumer_release(const PipelineState<NUM_STAGES>& stage, uint32_t block_k) {
   const bool last = warp_k_begin() + K_TILE >= block_k;
-  warp_arrive(&shared().pipeline.empty[stage.index], last ? K_TILES_PER_STAGE - warp_tile() : 1);
+  warp_arrive(&shared().pipeline.empty[stage.index], (last ? K_TILES_PER_STAGE - warp_tile() : 1) * ARRIVALS_PER_TILE);
 }
 
 // acc[m_tile] += tile. Registers cannot be indexed by a variable. Comparing with each M tile takes half as many

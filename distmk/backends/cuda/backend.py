@@ -72,8 +72,10 @@ class CudaBackend:
         return device
 
     def _load_module(self) -> Any:
-        require_bodies([self.program, *self._others], "device", self.name)
-        return load_module(self._device, self.program.own_types)
+        programs = [self.program, *self._others]
+        require_bodies(programs, "device", self.name)
+        packed = any(each.has_packed_weights for each in programs)
+        return load_module(self._device, self.program.own_types, packed)
 
     def _check_room(self) -> None:
         import torch

@@ -17,7 +17,7 @@ from distmk import env
 from distmk.backends.build_cache import cached, content_key, csrc_dir
 from distmk.backends.cache_files import fault_of, folder_fault, publish, read_text
 from distmk.backends.cuda.toolchain import Toolchain, find_toolchain, run
-from distmk.backends.kernel_sources import kernel_sources, translation_unit
+from distmk.backends.kernel_sources import PACKED_FLAG, kernel_sources, translation_unit
 from distmk.backends.own_sources import OwnSources, own_sources
 from distmk.console import tell
 from distmk.errors import BuildError, UsageError
@@ -87,8 +87,10 @@ def architecture_of(capability: tuple[int, int]) -> str:
     raise UsageError(f"the cuda backend does not run on a GPU of compute capability {version}; it runs on {known}")
 
 
-def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
+def build_cubin(architecture: str, own_types: Sequence[str] = (), packed: bool = False) -> Path:
     """The path of the kernel for `architecture` with these registered task types.
+
+    packed: the kernel of programs with packed weights.
 
     The kernel is taken from DISTMK_CUBIN_DIR, else from the package, else from the cache, else compiled into the cache.
     Without a toolchain, a cached kernel that other tools made from the same sources is good enough.
@@ -100,14 +102,14 @@ def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
     given, own = env.cubin_dir(), own_sources(own_types, "device")
     refused: list[str] = []
     for folder in filter(None, (given, PACKAGED)):
-        if cubin := find_cubin(architecture, folder, refused, own):
+        if cubin := find_cubin(architecture, folder, refused, own, packed):
             return cubin
     try:
         toolchain = find_toolchain()
     except BuildError as error:
-        if cubin := find_cubin(architecture, env.cache_dir(), refused, own):
+        if cubin := find_cubin(architecture, env.cache_dir(), refused, own, packed):
             return cubin
-        options = "".join(f" --with {package}" for package in packages_of(own_types))
+        options = "".join([*(f" --with {package}" for package in packages_of(own_types)), " --packed" * packed])
         advice = f"or run distmk build --arch {architecture}{options} --output DIR elsewhere and set DISTMK_CUBIN_DIR"
         none = refused[0] if refused else f"no kernel for {architecture} of this version in {given or env.cache_dir()}"
         raise BuildError(f"{none}, and {error}; {advice}") from None
@@ -115,17 +117,21 @@ def build_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path:
         tell(f"{refused[0]}; the kernel of the cache is used instead", "warning")
     key = content_key(toolchain.content(), [])
     return cached(
-        _name(architecture, own),
+        _name(architecture, own, packed),
         ".cubin",
         key,
-        lambda scratch: compile_cubin(toolchain, architecture, scratch, own=own),
-        f"the kernel for {architecture}{' with ' if own else ''}{', '.join(own_types)}",
+        lambda scratch: compile_cubin(toolchain, architecture, scratch, own=own, packed=packed),
+        f"the kernel for {architecture}{' and packed weights' * packed}{' with ' if own else ''}{', '.join(own_types)}",
         usually="1 to 3 minutes",
     )
 
 
 def find_cubin(
-    architecture: str, folder: Path, refused: list[str] | None = None, own: OwnSources | None = None
+    architecture: str,
+    folder: Path,
+    refused: list[str] | None = None,
+    own: OwnSources | None = None,
+    packed: bool = False,
 ) -> Path | None:
     """The newest kernel in `folder` made from these sources for `architecture`, with any tools.
 
@@ -136,7 +142,7 @@ def find_cubin(
     if not is_packaged and (fault := folder_fault(folder)):
         refused.append(f"{folder} {fault}")
         return None
-    for path in sorted(folder.glob(f"{_name(architecture, own)}-*.cubin"), key=_age):
+    for path in sorted(folder.glob(f"{_name(architecture, own, packed)}-*.cubin"), key=_age):
         if fault := fault_of(path, own=not is_packaged):
             refused.append(f"{path} {fault}")
         else:
@@ -148,11 +154,16 @@ def _age(path: Path) -> float:
     return -path.lstat().st_mtime if os.path.lexists(path) else 0.0
 
 
-def built_cubin(architecture: str, own_types: Sequence[str] = ()) -> Path | None:
+def built_cubin(architecture: str, own_types: Sequence[str] = (), packed: bool = False) -> Path | None:
     """The kernel for `architecture` with these types in DISTMK_CUBIN_DIR, the package or the cache, if there is one."""
     folders, own = (env.cubin_dir(), PACKAGED, env.cache_dir()), own_sources(own_types, "device")
     return next(
-        (cubin for folder in filter(None, folders) if (cubin := find_cubin(architecture, folder, own=own))), None
+        (
+            cubin
+            for folder in filter(None, folders)
+            if (cubin := find_cubin(architecture, folder, own=own, packed=packed))
+        ),
+        None,
     )
 
 
@@ -172,9 +183,10 @@ def copy_cubin(cubin: Path, folder: Path) -> Path:
     return folder / cubin.name
 
 
-def source_key(architecture: str, own: OwnSources | None = None) -> str:
+def source_key(architecture: str, own: OwnSources | None = None, packed: bool = False) -> str:
     """A hash of all sources and flags. The tools are not part of it."""
-    ingredients = [architecture, *FLAGS, *env.nvcc_flags(), translation_unit(own), *(own.key if own else ())]
+    flags = [*FLAGS, *env.nvcc_flags(), *[PACKED_FLAG] * packed]
+    ingredients = [architecture, *flags, translation_unit(own), *(own.key if own else ())]
     return content_key(ingredients, kernel_sources())
 
 
@@ -191,7 +203,12 @@ def compile_command(
 
 
 def compile_cubin(
-    toolchain: Toolchain, architecture: str, folder: Path, virtual: str | None = None, own: OwnSources | None = None
+    toolchain: Toolchain,
+    architecture: str,
+    folder: Path,
+    virtual: str | None = None,
+    own: OwnSources | None = None,
+    packed: bool = False,
 ) -> Path:
     """Compile and link in `folder`. Returns the path of the kernel, which has its report beside it.
 
@@ -204,12 +221,12 @@ def compile_cubin(
     if own:
         own.write(folder)
     command = compile_command(toolchain, architecture, source, virtual, [folder] if own else [])
-    output = run([*command, "-o", obj], folder, own.bodies if own else ())
+    output = run([*command, *[PACKED_FLAG] * packed, "-o", obj], folder, own.bodies if own else ())
     library = [f"-L{toolchain.nvshmem / 'lib'}", "-lnvshmem_device"]
     output += run([toolchain.nvlink, "-v", f"--arch={architecture}", obj, *library, "-o", cubin], folder)
     report = Report(
         architecture=architecture,
-        source=source_key(architecture, own),
+        source=source_key(architecture, own, packed),
         nvcc=toolchain.nvcc_version,
         nvshmem=toolchain.nvshmem_version,
         registers=_number(rf"nvlink.*{KERNEL}.*\n.*used (\d+) registers", output),
@@ -222,8 +239,8 @@ def compile_cubin(
     return cubin
 
 
-def _name(architecture: str, own: OwnSources | None) -> str:
-    return f"cuda-{architecture}-{source_key(architecture, own)}"
+def _name(architecture: str, own: OwnSources | None, packed: bool) -> str:
+    return f"cuda-{architecture}-{source_key(architecture, own, packed)}"
 
 
 def _number(pattern: str, text: str) -> int:

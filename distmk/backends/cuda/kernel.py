@@ -21,14 +21,17 @@ class Kernel:
     shared_bytes: int  # dynamic shared memory of a block
 
 
-def load_module(device: Any, own_types: Sequence[str]) -> Any:
+def load_module(device: Any, own_types: Sequence[str], packed: bool = False) -> Any:
     """The object code of the kernel for `device` (of cuda.core) with these registered task types, compiled if necessary.
+
+    packed: the kernel for packed weights.
 
     BuildError: there is no such kernel, and it cannot be compiled.
     """
     from cuda.core import ObjectCode
 
-    return ObjectCode.from_cubin(build_cubin(architecture_of(device.compute_capability), own_types).read_bytes())
+    cubin = build_cubin(architecture_of(device.compute_capability), own_types, packed)
+    return ObjectCode.from_cubin(cubin.read_bytes())
 
 
 def fit_kernel(module: Any, device: Any, grid: int, num_sms: int) -> Kernel:

@@ -81,6 +81,9 @@ class HostBackend:
 
     def _load(self) -> ctypes.CDLL:
         require_bodies([self.program, *self._others], self.platform, self.name)
+        return self._load_library()
+
+    def _load_library(self) -> ctypes.CDLL:
         return self.load_library(self.program.own_types)
 
     def _check_room(self, num_ranks: int) -> None:
@@ -176,7 +179,6 @@ class EmulatedBackend(HostBackend):
 
     name = "emulated"
     platform = "device"
-    load_library = staticmethod(load_emulator)
 
     def __init__(
         self,
@@ -187,6 +189,10 @@ class EmulatedBackend(HostBackend):
     ) -> None:
         self._seed = agree(bootstrap, env.emulator_seed)
         super().__init__(program, bootstrap, scheduler_threads, others)
+
+    def _load_library(self) -> ctypes.CDLL:
+        programs = (self.program, *self._others)
+        return load_emulator(self.program.own_types, packed=any(each.has_packed_weights for each in programs))
 
     def _node_size(self) -> int | None:
         return None  # the emulator has its own network, which writes to every rank's memory

@@ -13,7 +13,7 @@ from pathlib import Path
 from distmk import env
 from distmk.backends.build_cache import cached, compiler_env, content_key, csrc_dir
 from distmk.backends.compiler_output import first_error
-from distmk.backends.kernel_sources import translation_unit
+from distmk.backends.kernel_sources import PACKED_FLAG, translation_unit
 from distmk.backends.own_sources import OwnSources, own_sources
 from distmk.console import tell
 from distmk.errors import BuildError
@@ -67,9 +67,12 @@ def load_runtime(own_types: Sequence[str] = ()) -> ctypes.CDLL:
     return library
 
 
-def load_emulator(own_types: Sequence[str] = ()) -> ctypes.CDLL:
-    """Load the emulator, which has the same functions. BuildError: as for `load_runtime`, or the processor is not x86-64."""
-    flags = [flag for flag in env.nvcc_flags() if flag.startswith("-D")]
+def load_emulator(own_types: Sequence[str] = (), packed: bool = False) -> ctypes.CDLL:
+    """Load the emulator, which has the same functions. packed: of the kernel for packed weights.
+
+    BuildError: as for `load_runtime`, or the processor is not x86-64.
+    """
+    flags = [flag for flag in env.nvcc_flags() if flag.startswith("-D")] + [PACKED_FLAG] * packed
     return _load(build_emulator(flags, own_types=own_types), own_types)
 
 

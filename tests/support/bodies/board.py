@@ -16,8 +16,9 @@ import torch
 
 from distmk import Graph, Session
 from distmk.abi import Space
+from distmk.formats import QuantizedRows, WeightFormat
 from distmk.formats.tiles import pack_rows
-from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Slab
+from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Slab, Tiling, Weight, WeightKind
 from distmk.program.program import Program, compile_graph
 from distmk.testing.arrays import floats, to_bytes
 from distmk.testing.launches import byte_cols, launch_twice
@@ -121,6 +122,27 @@ class Board:
         before, after = (np.full((2 * int(n), rows.shape[1]), 0x7FC0, np.uint16) for n in self.rng.integers(0, 3, 2))
         slab = self.graph.constant(self.name("w"), rank, np.concatenate([before, rows, after]))
         return Slab(slab.weight, len(before), len(before) + len(rows))
+
+    def packed_matrix(
+        self, rank: int, found: type[WeightFormat], rows: QuantizedRows, lead: int, tail: int, paired: bool = False
+    ) -> Slab:
+        """A slab in packed tiles. `lead`, `tail`: columns of the rows that are not among those of the activations."""
+        num_rows, num_cols = rows.codes.shape
+        packed = found.pack(rows, [num_rows], paired)
+        weight = Weight(
+            self.name("w"),
+            rank,
+            num_rows,
+            num_cols - lead - tail,
+            WeightKind.DATA,
+            data=packed,
+            tiling=Tiling(((0, num_rows),), paired),
+            format=found,
+            lead=lead,
+            tail=tail,
+        )
+        self.graph.weights.append(weight)
+        return Slab(weight, 0, num_rows)
 
     def table(self, rank: int, weight: torch.Tensor) -> Slab:
         """bf16 rows to look up, never in tiles."""

@@ -15,11 +15,17 @@ from support.bodies.attention_inputs import Heads
 from support.bodies.attention_jobs import attention_jobs, random_decoding_runs, random_job_runs
 from support.bodies.board import Board, in_turn
 from support.bodies.fused_combine import fused_combine
+from support.bodies.packed_linear import product_of
 from support.reference import Scoring
 
 from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, Epilogue, Scores
+from distmk.tasks.packed_linear import GPU_FORMATS
 
+PACKED_KINDS = tuple(
+    f"packed_linear {what}" for what in ("STORE", "ADD", "PUSH", "ARGMAX", "polls", *(each.name for each in GATED))
+)
 KINDS = (
+    *PACKED_KINDS,
     *("linear STORE", "linear ADD", "linear PUSH", "linear ARGMAX"),
     *(f"{product} {epilogue.name}" for product in ("linear", "linear_jobs") for epilogue in GATED),
     *("linear polls", "linear rounding", "linear batch sizes", "scaled_linear"),
@@ -33,7 +39,17 @@ KINDS = (
 
 # Kinds in which several ranks take part.
 KINDS_BETWEEN_RANKS = (
-    *("linear PUSH", "nop", "embed STORE", "embed PUSH", "put", "sample", "embed_rows", "reduce_rows"),
+    *(
+        "linear PUSH",
+        "packed_linear PUSH",
+        "nop",
+        "embed STORE",
+        "embed PUSH",
+        "put",
+        "sample",
+        "embed_rows",
+        "reduce_rows",
+    ),
     *("linear_jobs STORE", "linear_jobs PARTS", "linear_jobs LOGITS"),
 )
 
@@ -124,6 +140,13 @@ def add_all(board: Board, sizes: Sizes) -> None:
         cases[index]()
 
 
+def add_packed(board: Board, sizes: Sizes) -> None:
+    """Products of packed weights, and the other bodies that share the pipeline with them."""
+    cases = [*_packed_linear(board, sizes), *_linear(board, sizes._replace(k=sizes.k[1::3])), *_attention(board, sizes)]
+    for index in board.rng.permutation(len(cases)):
+        cases[index]()
+
+
 def add_jobs(board: Board, sizes: Sizes) -> None:
     """Every body of job iterations that takes the place of the weights' pipeline in shared memory."""
     cases = list(linear_jobs.cases(board, sizes.linear_error, sizes.job_k))
@@ -168,6 +191,24 @@ def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         yield _on_one(board, linear.rounding, rows, int(rng.integers(2, 300)))
     yield _on_one(board, linear.ties)
     yield _on_one(board, linear.batch_sizes, int(rng.integers(300, 1200)), int(rng.integers(9, 60)))
+
+
+def _packed_linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+    rng, error = board.rng, sizes.linear_error
+
+    def draw(low: int, high: int) -> tuple[int, int]:
+        return int(rng.choice(sizes.n)), int(rng.integers(low, high))
+
+    gated = in_turn(rng, GATED)
+    for k, found in product(sizes.k, GPU_FORMATS):
+        make = product_of(found)
+        for epilogue in (Epilogue.STORE, Epilogue.ADD, next(gated)):
+            for rows in ((0, 2), (2, 9), (9, 17)):
+                yield _on_one(board, linear.columns, error, epilogue, k, *draw(*rows), make)
+        yield partial(linear.push, board, error, k, *draw(0, 17), make)
+        yield _on_one(board, linear.argmax, error, k, *draw(0, 17), make)
+        for rows in ((0, 2), (2, 17)):
+            yield _on_one(board, linear.polls, error, k, *draw(*rows), make)
 
 
 def _small(board: Board) -> Iterator[Callable[[], None]]:

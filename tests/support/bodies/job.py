@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from support import jobs
 from support.bodies.board import Board, Result
-from support.bodies.cases import CUDA, EMULATED, HOST, add_all, add_jobs
+from support.bodies.cases import CUDA, EMULATED, HOST, add_all, add_jobs, add_packed
 
 import distmk
 from distmk import env
@@ -30,7 +30,10 @@ def main() -> None:
     with distmk.connect() as bootstrap:
         own: list[Result] = []
         # Ranks that no pointer reaches run no job iterations.
-        for add in (add_all,) if env.virtual_node_size() else (add_all, add_jobs):
+        boards = [add_all] if env.virtual_node_size() else [add_all, add_jobs]
+        if backend != "host":
+            boards.append(add_packed)
+        for add in boards:
             board = Board(np.random.default_rng(seed), bootstrap.world_size, NUM_WORKERS[backend], backend != "host")
             add(board, SIZES[backend])
             proved = bootstrap.rank > 0  # rank 0 proves the program for all: they agree that it is the same

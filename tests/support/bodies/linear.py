@@ -32,6 +32,8 @@ def batch_of(board: Board, rank: int, num_rows: int) -> tuple[Region | None, Bat
 class Product:
     """The inputs of a linear task. `error`: of the output, in proportion to the magnitudes that are added up."""
 
+    kind = "linear"
+
     def __init__(
         self, board: Board, error: float, k: int, n: int, num_rows: int, paired: bool = False, biased: bool = True
     ):
@@ -96,11 +98,20 @@ class Product:
         return what
 
 
-def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n: int, num_rows: int) -> None:
+def columns(
+    board: Board,
+    rank: int,
+    error: float,
+    epilogue: Epilogue,
+    k: int,
+    n: int,
+    num_rows: int,
+    make: type[Product] = Product,
+) -> None:
     """STORE, ADD and gated epilogues: columns of every row."""
     batch, _ = batch_of(board, rank, num_rows)
     paired = epilogue in GATED
-    product = Product(board, error, k, n, num_rows, paired)
+    product = make(board, error, k, n, num_rows, paired)
     out = board.writable(board.padded(rank, n, product.room, dtype="bf16" if paired else "f32"), product.rows)
     old = torch.randn(product.rows, n)
     if epilogue is Epilogue.ADD:
@@ -116,7 +127,7 @@ def columns(board: Board, rank: int, error: float, epilogue: Epilogue, k: int, n
         if out_bf16:  # bit for bit
             assert_close("rounded ", f32(memory, out_bf16, product.rows), torch.from_numpy(got).bfloat16().float(), 0)
 
-    board.expect(rank, f"linear {epilogue.name}", what, check)
+    board.expect(rank, f"{make.kind} {epilogue.name}", what, check)
 
 
 def _after_epilogue(product: Product, epilogue: Epilogue, old: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,7 +193,7 @@ def scaled(board: Board, rank: int, error: float, k: int, n: int, num_rows: int)
     board.expect(rank, "scaled_linear", what, check)
 
 
-def push(board: Board, error: float, k: int, n: int, num_rows: int) -> None:
+def push(board: Board, error: float, k: int, n: int, num_rows: int, make: type[Product] = Product) -> None:
     """PUSH: every rank's block in every rank's slots, and there their sum in rank order.
 
     One worker pushes and adds up: of what its own rank pushes, a sum that ends by what it has seen must know that it is done.
@@ -192,7 +203,7 @@ def push(board: Board, error: float, k: int, n: int, num_rows: int) -> None:
     products, what = [], ""
     for rank in range(board.num_ranks):
         batch, _ = batch_of(board, rank, num_rows)
-        product = Product(board, error, k, n, num_rows)
+        product = make(board, error, k, n, num_rows)
         out = slots.at(rank, rank * room, rank * room + n * product.room)
         what = product.add(rank, out, Epilogue.PUSH, batch, worker=worker)
         products.append(product)
@@ -236,7 +247,7 @@ def _reduce(
         summed = torch.from_numpy(f32(memory, dst, rows).copy())
         assert_close("rounded sum ", f32(memory, out_bf16, rows), summed.bfloat16().float(), 0)
 
-    board.expect(rank, "linear PUSH", what, check)
+    board.expect(rank, f"{products[0].kind} PUSH", what, check)
 
 
 def random_softcap(board: Board, logits: torch.Tensor) -> float | None:
@@ -251,10 +262,10 @@ def cap_error(softcap: float | None) -> float:
     return 1e-6 * (softcap or 0.0)
 
 
-def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
+def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int, make: type[Product] = Product) -> None:
     """ARGMAX: one candidate a sampled row, and the logits of rows that need them, or of all that are sampled."""
     batch, row_table = batch_of(board, rank, num_rows)
-    product = Product(board, error, k, n, num_rows, biased=False)
+    product = make(board, error, k, n, num_rows, biased=False)
     product.softcap = random_softcap(board, product.want)
     sampled = [row for row in range(product.rows) if row_table is None or row_table.rows[row].sample]
     out = board.writable(board.buffer(candidates_bytes(), dtype="u8").at(rank))
@@ -281,7 +292,7 @@ def argmax(board: Board, rank: int, error: float, k: int, n: int, num_rows: int)
                 capped = reference.softcap(want[row], product.softcap)
                 assert_close(f"logits of row {row} ", stored_row, capped, tolerance[row] + cap_error(product.softcap))
 
-    board.expect(rank, "linear ARGMAX", what, check)
+    board.expect(rank, f"{make.kind} ARGMAX", what, check)
 
 
 def rounding(board: Board, rank: int, num_rows: int, k: int) -> None:
@@ -346,7 +357,7 @@ def batch_sizes(board: Board, rank: int, k: int, n: int) -> None:
     board.expect(rank, "linear batch sizes", f"linear of 1 to {MAX_ROWS} rows, k={k} n={n}", check)
 
 
-def polls(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) -> None:
+def polls(board: Board, rank: int, error: float, k: int, n: int, num_rows: int, make: type[Product] = Product) -> None:
     """Two Lamport vectors by turns, each polled by a product while it is written; the task that writes one resets the other.
 
     One worker multiplies both: that it had waited for the first before the task in between, which polls nothing, tells it that
@@ -356,7 +367,7 @@ def polls(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) 
     vectors = [board.buffer(k, room, "bf16", lamport=True) for _ in range(2)]
     for vector, other in zip(vectors, reversed(vectors), strict=True):
         batch, _ = batch_of(board, rank, num_rows)
-        product = Product(board, error, k, n, num_rows)
+        product = make(board, error, k, n, num_rows)
         product.x[:, :: int(board.rng.integers(2, 9))] = 0  # zeros are published, too
         block = board.buffer(k * room).at(rank)
         board.fill(block.buffer.at(rank, 0, k * rows), product.x.float().reshape(1, -1))
@@ -378,10 +389,10 @@ def polls(board: Board, rank: int, error: float, k: int, n: int, num_rows: int) 
         def check(memory: Memory, out: Region = out, product: Product = product) -> None:
             assert_close("", f32(memory, out, rows), product.want, product.tolerance)
 
-        board.expect(rank, "linear polls", f"polled x of {what}", check)
+        board.expect(rank, f"{make.kind} polls", f"polled x of {what}", check)
 
     def check_vectors(memory: Memory) -> None:
         assert_close("reset ", f32(memory, vectors[0].at(rank), rows), torch.zeros(rows, k), 0)
         assert_close("", f32(memory, vectors[1].at(rank), rows), product.x.float(), 0)
 
-    board.expect(rank, "linear polls", f"vectors of {k} rows={num_rows}", check_vectors)
+    board.expect(rank, f"{make.kind} polls", f"vectors of {k} rows={num_rows}", check_vectors)

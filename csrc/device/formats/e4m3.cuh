@@ -1,0 +1,48 @@
+// E4M3 codes in packed tiles (distmk/formats/e4m3.py). As bf16 a code in its place is its value times 2^-120, subnormal
+// codes too.
+#pragma once
+#include "device/formats/packed_tile.cuh"
+
+namespace distmk {
+namespace linear {
+
+struct E4m3Codes {
+  static constexpr int POWER = 64;  // of two, by which activations are multiplied
+  static constexpr float FACTOR = 0x1p56f;
+
+  template <uint32_t N_TILES>
+  struct Prepared {};
+  template <uint32_t N_TILES>
+  DISTMK_FN static void scale(FragmentB<N_TILES>& x) {
+    constexpr uint32_t by = pair_of_powers(POWER - NORMAL_SHIFT);
+    scale_pairs(x, by, by);
+  }
+  template <uint32_t N_TILES>
+  DISTMK_FN static void prepare(const FragmentB<N_TILES>&, Prepared<N_TILES>&) {}
+
+  // The registers of b0 and b1 in a word. A half has the first one's code in place, and the second one's in the gaps.
+  DISTMK_FN static void decode(uint32_t word, uint32_t& first, uint32_t& second) {
+    first = normal(word & 0x87f087f0u);
+    second = normal((word << 4 & 0x80f080f0u) | (word >> 4 & 0x07000700u));
+  }
+
+  // sums += the products of units [begin, end).
+  template <class F, uint32_t N_TILES>
+  DISTMK_FN static void multiply_units(const PackedTile<F>& tile, uint32_t begin, uint32_t end,
+                                       const FragmentB<N_TILES>& x, MTileAccumulators<N_TILES>& sums) {
+#pragma unroll
+    for (uint32_t unit = begin; unit < end; ++unit) {
+      const uint4 upper = tile.unit(false, unit), lower = tile.unit(true, unit);
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        uint32_t a[4];
+        decode(word_of(upper, i), a[0], a[2]);
+        decode(word_of(lower, i), a[1], a[3]);
+        multiply_step<N_TILES>(a, x, 4 * unit + i, sums);
+      }
+    }
+  }
+};
+
+}  // namespace linear
+}  // namespace distmk

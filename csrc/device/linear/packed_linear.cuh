@@ -1,0 +1,284 @@
+// The linear task with packed weights: out[n, m] = epilogue(scale * sum over k of W[m, k] norm[k] X[n, k]). It is the
+// linear task (linear.cuh) but for three things: the mainloop decodes W (packed_mainloop.cuh), the weight of a
+// preceding norm multiplies X instead of W, and sums have factors. It is compiled only into the kernel of programs with
+// packed weights.
+#pragma once
+#ifdef DISTMK_PACKED
+#include <type_traits>
+
+#include "device/formats/all.cuh"
+#include "device/linear/linear.cuh"
+#include "device/linear/packed_mainloop.cuh"
+
+namespace distmk {
+namespace linear {
+
+template <class C>
+DISTMK_FN StageShape stage_of() {
+  static_assert(K_TILE == 1 << 8, "");
+  return {C::TILES_PER_STAGE * K_TILE, 8, C::TILE_ROW_BYTES, C::TILE_SCALE_BYTES};
+}
+// What the loader copies at once of a matrix in a format.
+DISTMK_FN StageShape stage_of(uint32_t format) {
+  switch (format) {
+    default:
+#define DISTMK_CASE(Name, index) \
+  case Name##Format::ID:         \
+    return stage_of<Name##Format>();
+      DISTMK_PACKED_FORMATS(DISTMK_CASE)
+#undef DISTMK_CASE
+  }
+}
+
+// Bytes of a slab's tiles. The scales of its rows are behind them.
+DISTMK_FN uint64_t tiles_bytes(const StageShape& stage, uint32_t rows, uint32_t k_pitch) {
+  const uint32_t num_m_tiles = (rows + M_TILE - 1) / M_TILE;
+  return uint64_t{k_pitch / K_TILE} * (rows * stage.row_bytes + num_m_tiles * stage.scale_bytes);
+}
+
+// The arguments of a task whose weights are in format F.
+template <class F>
+struct PackedArgsOf : PackedLinearArgs {};
+template <class F>
+DISTMK_FN const PackedArgsOf<F>& args_in(const PackedLinearArgs& args) {
+  return static_cast<const PackedArgsOf<F>&>(args);
+}
+
+template <class F>
+DISTMK_FN float token_scale(const PackedArgsOf<F>& args, uint32_t token) {
+  const float scale = F::FACTOR * args.scale;
+  return args.applies_rms ? scale * norm_scale(args, token) : scale;
+}
+
+// The scale of a weight row, and of its up row, in formats that have some.
+template <class F>
+struct RowScales {
+  float of_gate, of_up;
+
+  DISTMK_FN void load(const EpilogueParams<PackedArgsOf<F>>& params, uint32_t row, uint32_t up_rows) {
+    const PackedLinearArgs& args = params.args;
+    const char* slab = params.context.template at<char>(args.weight);
+    const auto* scales = reinterpret_cast<const float*>(
+        slab + tiles_bytes(stage_of<typename F::Constants>(), slab_rows(args), args.k_pitch));
+    of_gate = scales[row];
+    of_up = scales[row + up_rows];
+  }
+  DISTMK_FN float gate(float scale) const { return scale * of_gate; }
+  DISTMK_FN float up(float scale) const { return scale * of_up; }
+};
+template <class F>
+struct RowFactors<PackedArgsOf<F>> : std::conditional_t<F::Constants::HAS_ROW_SCALES, RowScales<F>, NoRowFactors> {};
+
+// Makes activations that were loaded from column `k_begin` of X on ready for the products. keeps_squares: adds to their
+// sums of squares, beginning at 0 if `is_first`.
+template <class F, bool ALIGNED, uint32_t N_TILES>
+DISTMK_FN void finish_activations(const PackedLinearArgs& args, const float* norm, uint32_t k_begin, bool keeps_squares,
+                                  bool is_first, FragmentB<N_TILES>& x) {
+  if (ALIGNED) zero_outside(x, args.k, k_begin);
+  if (keeps_squares) add_squares(x, is_first);
+  if (norm) multiply_by_norm<ALIGNED>(x, norm, args.k, k_begin);
+  F::scale(x);
+}
+
+// GEMV path, for aligned activations. The first M block leaves them in shared memory as the others take them.
+template <class F>
+DISTMK_FN void run_packed_gemv(Context& context, const PackedArgsOf<F>& args) {
+  using Args = PackedArgsOf<F>;
+  const uint32_t m_end = slab_rows(args);
+  const EpilogueParams<Args> params{context, args, 1};
+  const float* norm = context.at<float>(args.norm);
+  const PackedLane<F> lane;
+  ConsumerState consumer = consumer_state();
+  const SharedAccumulators<1> accumulators;
+  FusedCombine<Args> fused_partials(context, args, args.polls_x, own_k_begin());
+  mark(Mark::PREPARED);
+  if (args.polls_x)
+    context.begin_polling();
+  else if (!context.inputs_ready())
+    return store_consumer_state(consumer);
+  if (fused_partials.is_there())
+    fused_partials.combine_to_shared(gemv_input());
+  else
+    stage_gemv_input(context, activations_of(context, args, 1), args.polls_x, own_k_begin(), args.lead);
+  context.inputs_polled();
+  __syncwarp();
+  mark(Mark::INPUTS);
+#pragma unroll 1
+  for (uint32_t m = 0; m < m_end; m += M_BLOCK) {
+    BlockEpilogue<1, Args> epilogue(params, {m, min(m + M_BLOCK, m_end)});
+#pragma unroll 1
+    for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
+      FragmentB<1> x;
+      typename F::template Prepared<1> prepared;
+      auto* chunks = reinterpret_cast<uint4*>(gemv_input() + k + own_k_begin() + lane_column());
+#pragma unroll
+      for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) x.chunks[0][i] = chunks[4 * i];
+      if (m == 0) {
+        finish_activations<F, true>(args, norm, k + own_k_begin() - args.lead, args.applies_rms, k == 0, x);
+        __syncwarp();  // all lanes have loaded their chunks, which eight lanes share
+#pragma unroll
+        for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
+          if (lane.g == 0) chunks[4 * i] = x.chunks[0][i];
+        __syncwarp();
+      }
+      F::prepare(x, prepared);
+      if (m + k == 0) mark(Mark::FIRST);
+      packed_k_block<F, 1>(x, prepared, lane, epilogue.block, k == 0, min(K_BLOCK, args.k_pitch - k), consumer.stage,
+                           accumulators);
+    }
+    Accumulators<1> acc;
+    accumulators.load(acc);
+    finish_m_block<1, true>(epilogue, acc, consumer, m_end);
+  }
+  store_consumer_state(consumer);
+}
+
+// GEMM path. With one N tile, the activations of the next K block are loaded while this block is multiplied. With two,
+// there are too few registers, and nothing is stored before the task's waits are met (as in linear.cuh).
+template <class F, uint32_t N_TILES, bool ALIGNED>
+DISTMK_FN void run_packed(Context& context, const PackedArgsOf<F>& args, uint32_t num_tokens) {
+  using Args = PackedArgsOf<F>;
+  constexpr bool PREFETCHES = N_TILES == 1 && ALIGNED;
+  const uint32_t m_end = slab_rows(args), first = own_k_begin() - args.lead;
+  const Activations a = activations_of(context, args, num_tokens);
+  const EpilogueParams<Args> params{context, args, num_tokens};
+  const float* norm = context.at<float>(args.norm);
+  const PackedLane<F> lane;
+  ConsumerState consumer = consumer_state();
+  const SharedAccumulators<N_TILES> accumulators;
+  FragmentB<N_TILES> x;
+  bool polls = ALIGNED && args.polls_x;
+  mark(Mark::PREPARED);
+  if (polls)
+    context.begin_polling();
+  else if (!context.inputs_ready())
+    return store_consumer_state(consumer);
+  if constexpr (PREFETCHES) x.template load_published<ALIGNED>(context, polls, a, first);
+  mark(Mark::INPUTS);
+  init_candidates<N_TILES>(params);
+#pragma unroll 1
+  for (uint32_t m = 0; m < m_end; m += M_BLOCK) {
+    BlockEpilogue<N_TILES, Args> epilogue(params, {m, min(m + M_BLOCK, m_end)});
+#pragma unroll 1
+    for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
+      const uint32_t k_end = min(k + K_BLOCK, args.k_pitch);
+      FragmentB<N_TILES> next;
+      if constexpr (PREFETCHES)  // behind the slab's last block, columns that are never multiplied
+        next.template load_published<ALIGNED>(context, polls, a, (k_end < args.k_pitch ? k_end : 0) + first);
+      else
+        x.template load_published<ALIGNED>(context, polls, a, k + first);
+      finish_activations<F, ALIGNED>(args, norm, k + first, args.applies_rms && m == 0, k == 0, x);
+      typename F::template Prepared<N_TILES> prepared;
+      F::prepare(x, prepared);
+      if (m + k == 0) mark(Mark::FIRST);
+      packed_k_block<F, N_TILES>(x, prepared, lane, epilogue.block, k == 0, k_end - k, consumer.stage, accumulators);
+      if constexpr (PREFETCHES) x = next;
+    }
+    if constexpr (!PREFETCHES) context.inputs_ready();
+    polls = false;  // the first M block has seen all activations
+    Accumulators<N_TILES> acc;
+    accumulators.load(acc);
+    if (N_TILES == 1 && num_tokens == 1 && params.kind() != Epilogue::ARGMAX)
+      finish_m_block<N_TILES, N_TILES == 1>(epilogue, acc, consumer, m_end);
+    else
+      finish_m_block<N_TILES, false>(epilogue, acc, consumer, m_end);
+  }
+  if (params.kind() == Epilogue::ARGMAX) {
+    context.team.sync();
+    write_candidates<N_TILES>(params);
+  }
+  store_consumer_state(consumer);
+}
+
+// Whether activations can be read in whole chunks.
+DISTMK_FN bool is_aligned_packed(const RankState& state, const PackedLinearArgs& args, uint32_t num_tokens) {
+  return args.lead % CHUNK_K == 0 && is_aligned(state, args, num_tokens);
+}
+
+template <class F, uint32_t N_TILES>
+DISTMK_FN void run_packed_aligned(Context& context, const PackedLinearArgs& args, uint32_t num_tokens) {
+  if (N_TILES == 1 && fits_gemv(args, num_tokens))
+    run_packed_gemv<F>(context, args_in<F>(args));
+  else
+    run_packed<F, N_TILES, true>(context, args_in<F>(args), num_tokens);
+}
+
+template <class F>
+DISTMK_FN void run_packed_unaligned(Context& context, const PackedLinearArgs& args, uint32_t num_tokens) {
+  if (num_tokens <= N_TILE)
+    run_packed<F, 1, false>(context, args_in<F>(args), num_tokens);
+  else
+    run_packed<F, 2, false>(context, args_in<F>(args), num_tokens);
+}
+
+DISTMK_FN uint32_t index_of_format(uint32_t format) {
+  switch (format) {
+    default:
+#define DISTMK_CASE(Name, index) \
+  case Name##Format::ID:         \
+    return index;
+      DISTMK_PACKED_FORMATS(DISTMK_CASE)
+#undef DISTMK_CASE
+  }
+}
+
+}  // namespace linear
+
+DISTMK_FN void run_hot_variant(Context& context, const PackedLinearArgs& args, uint32_t variant);
+
+DISTMK_FN void body_packed_linear(Context& context, const PackedLinearArgs& args) {
+  const uint32_t num_tokens = linear::num_tokens(context.rank_state, args);
+  if (linear::is_aligned_packed(context.rank_state, args, num_tokens)) {
+    run_hot_variant(context, args, 2 * linear::index_of_format(args.format) + (num_tokens > N_TILE));
+  } else {
+    switch (args.format) {
+#define DISTMK_CASE(Name, index)                                                  \
+  case Name##Format::ID:                                                          \
+    linear::run_packed_unaligned<linear::Name##Tiles>(context, args, num_tokens); \
+    break;
+      DISTMK_PACKED_FORMATS(DISTMK_CASE)
+#undef DISTMK_CASE
+    }
+  }
+  if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH) && context.rank_state.transport && context.inputs_ready())
+    context.push_remote(args.out, uint64_t{num_tokens} * args.num_features * sizeof(float));
+}
+
+// The hooks that the traits of the task type ask for (TaskTraits).
+
+DISTMK_FN WeightSlab weight_slab(const RankState& state, const PackedLinearArgs& args) {
+  return {reinterpret_cast<const char*>(state.address(args.weight)), linear::slab_rows(args), args.k_pitch,
+          linear::stage_of(args.format)};
+}
+DISTMK_FN bool throttles_signal(const RankState& state, const PackedLinearArgs& args) {
+  return linear::throttles_loader(state, args);
+}
+// Two variants for each format: for one N tile, and for two.
+DISTMK_FN bool find_hot_variant(const RankState& state, const PackedLinearArgs& args, uint32_t* variant) {
+  const uint32_t num_tokens = linear::num_tokens(state, args);
+  *variant = 2 * linear::index_of_format(args.format) + (num_tokens > N_TILE);
+  return linear::is_aligned_packed(state, args, num_tokens);
+}
+DISTMK_FN void run_hot_variant(Context& context, const PackedLinearArgs& args, uint32_t variant) {
+  const uint32_t num_tokens = linear::num_tokens(context.rank_state, args);
+  switch (variant) {
+#define DISTMK_CASE(Name, index)                                                          \
+  case 2 * index:                                                                         \
+    return linear::run_packed_aligned<linear::Name##Tiles, 1>(context, args, num_tokens); \
+  case 2 * index + 1:                                                                     \
+    return linear::run_packed_aligned<linear::Name##Tiles, 2>(context, args, num_tokens);
+    DISTMK_PACKED_FORMATS(DISTMK_CASE)
+#undef DISTMK_CASE
+  }
+}
+DISTMK_FN void reset_stale_rows(const Context& context, const PackedLinearArgs& args, const Batch& batch) {
+  if (args.out_bf16)
+    reset_columns<__nv_bfloat16>(context, args, batch, args.num_features, args.out_bf16_stride);
+  else if (is_gated(static_cast<Epilogue>(args.epilogue)))
+    reset_columns<__nv_bfloat16>(context, args, batch, args.num_features, args.out_stride);
+  else
+    reset_columns<float>(context, args, batch, args.num_features, args.out_stride);
+}
+
+}  // namespace distmk
+#endif  // DISTMK_PACKED

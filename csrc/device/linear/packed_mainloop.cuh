@@ -1,0 +1,122 @@
+// Mainloop of linear layers with packed weights: C[m, n] = sum over k of W[m, k] X[n, k], as in mainloop.cuh, with
+// tiles that a format decodes (device/formats). A stage of the pipeline has up to TILES_PER_STAGE tiles of the format.
+//
+// Column k of X is column `lead` + k of W, because a row is stored in whole groups. In columns of W that X does not
+// have, activations are zero. Columns of X are counted in unsigned numbers, which wrap around before the first one.
+#pragma once
+#ifdef DISTMK_PACKED
+#include "device/formats/packed_tile.cuh"
+
+namespace distmk {
+namespace linear {
+
+// warp_k_begin(), opaque as own_warp() is.
+DISTMK_FN uint32_t own_k_begin() { return own_warp() * K_TILE; }
+// The first column of this lane's chunk in every LOAD_K columns.
+DISTMK_FN uint32_t lane_column() { return opaque(threadIdx.x) % 4 * CHUNK_K; }
+
+// Zeroes the columns of a tile outside of X. It was loaded from column `k_begin` of X on, in whole chunks.
+template <uint32_t N_TILES>
+DISTMK_FN void zero_outside(FragmentB<N_TILES>& x, uint32_t k, uint32_t k_begin) {
+  if (k_begin < k && k_begin + K_TILE <= k) return;
+  const uint32_t first = k_begin + lane_column();
+#pragma unroll
+  for (auto& token : x.chunks)
+#pragma unroll
+    for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
+      if (first + i * LOAD_K >= k) token[i] = zero_chunk();
+}
+
+DISTMK_FN uint32_t multiply_rounded(uint32_t pair, float low, float high) {
+  return pack_bf16(__uint_as_float(pair << 16) * low, __uint_as_float(pair & 0xffff0000u) * high);
+}
+
+// Multiplies the columns of a tile by their factors `norm`, and rounds to bf16. `k_begin`: as in zero_outside().
+template <bool ALIGNED, uint32_t N_TILES>
+DISTMK_FN void multiply_by_norm(FragmentB<N_TILES>& x, const float* norm, uint32_t k, uint32_t k_begin) {
+  const uint32_t first = k_begin + lane_column();
+#pragma unroll
+  for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) {
+    const uint32_t column = first + i * LOAD_K;
+    float factors[CHUNK_K];
+    if constexpr (ALIGNED) {
+      const auto* from = reinterpret_cast<const float4*>(norm + min(column, k - CHUNK_K));
+      const float4 first = from[0], second = from[1];
+      const float loaded[CHUNK_K] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+#pragma unroll
+      for (uint32_t j = 0; j < CHUNK_K; ++j) factors[j] = loaded[j];
+    } else {
+#pragma unroll
+      for (uint32_t j = 0; j < CHUNK_K; ++j) factors[j] = column + j < k ? norm[column + j] : 0.0f;
+    }
+#pragma unroll
+    for (auto& token : x.chunks) {
+      uint4& chunk = token[i];
+      chunk = {multiply_rounded(chunk.x, factors[0], factors[1]), multiply_rounded(chunk.y, factors[2], factors[3]),
+               multiply_rounded(chunk.z, factors[4], factors[5]), multiply_rounded(chunk.w, factors[6], factors[7])};
+    }
+  }
+}
+
+// The accumulators of this lane for an M block, in shared memory: registers cannot be indexed by a variable, and two N
+// tiles of activations leave too few.
+template <uint32_t N_TILES>
+class SharedAccumulators {
+ public:
+  DISTMK_FN SharedAccumulators() : own_(shared().at<Overlay::ACCUMULATORS, float4>() + opaque(threadIdx.x)) {
+    static_assert(sizeof(Accumulators<2>) * NUM_CONSUMERS <= overlay_bytes(Overlay::ACCUMULATORS), "");
+  }
+  DISTMK_FN void load(uint32_t m_tile, MTileAccumulators<N_TILES>& acc) const {
+#pragma unroll
+    for (uint32_t n = 0; n < N_TILES; ++n) {
+      const float4 v = own_[(m_tile * N_TILES + n) * NUM_CONSUMERS];
+      acc[n][0] = v.x, acc[n][1] = v.y, acc[n][2] = v.z, acc[n][3] = v.w;
+    }
+  }
+  DISTMK_FN void load(Accumulators<N_TILES>& acc) const {
+#pragma unroll
+    for (uint32_t m = 0; m < M_TILES_PER_BLOCK; ++m) load(m, acc[m]);
+  }
+  DISTMK_FN void store(uint32_t m_tile, const MTileAccumulators<N_TILES>& acc) const {
+#pragma unroll
+    for (uint32_t n = 0; n < N_TILES; ++n)
+      own_[(m_tile * N_TILES + n) * NUM_CONSUMERS] = float4{acc[n][0], acc[n][1], acc[n][2], acc[n][3]};
+  }
+
+ private:
+  float4* own_;
+};
+
+// Multiplies this warp's K tile of a K block of `block_k` columns: all M tiles of `m_block`, the first of which begins
+// in stage `read`. In the first K block of an M block the accumulators begin at 0.
+template <class F, uint32_t N_TILES>
+DISTMK_FN void packed_k_block(const FragmentB<N_TILES>& x, const typename F::template Prepared<N_TILES>& prepared,
+                              const PackedLane<F>& lane, const MBlock& m_block, bool is_first, uint32_t block_k,
+                              PipelineState<NUM_STAGES>& read, const SharedAccumulators<N_TILES>& accumulators) {
+  using C = typename F::Constants;
+  constexpr uint32_t TILES = C::TILES_PER_STAGE;
+  static_assert(K_TILES_PER_BLOCK % TILES == 0, "a K block is whole stages");
+  static_assert(TILES * (M_TILE * C::TILE_ROW_BYTES + C::TILE_SCALE_BYTES) <= STAGE_BYTES, "the tiles of a stage");
+  const uint32_t num_rows = m_block.end - m_block.begin, num_stages = (block_k + TILES * K_TILE - 1) / (TILES * K_TILE);
+  const uint32_t warp = own_warp(), tile = warp % TILES;
+  const bool has_tile = own_k_begin() < block_k, is_last = own_k_begin() + K_TILE >= block_k;
+#pragma unroll 1
+  for (uint32_t m_tile = 0; m_tile * M_TILE < num_rows; ++m_tile, read = read.advanced(num_stages)) {
+    MTileAccumulators<N_TILES> acc = {};
+    if (!is_first) accumulators.load(m_tile, acc);
+    if (has_tile) {
+      const PipelineState<NUM_STAGES> stage = read.advanced(warp / TILES);
+      const uint32_t tile_bytes = min(M_TILE, num_rows - m_tile * M_TILE) * C::TILE_ROW_BYTES + C::TILE_SCALE_BYTES;
+      consumer_wait(stage);
+      const char* from = shared().at<Overlay::PIPELINE_STAGES>() + stage.index * STAGE_BYTES + tile * tile_bytes;
+      F::template multiply<N_TILES>(PackedTile<F>(from, lane), x, prepared, acc);
+      // The warp with a stage's last tile also arrives for the missing tiles.
+      warp_arrive(&shared().pipeline.empty[stage.index], (is_last ? TILES - tile : 1) * (ARRIVALS_PER_STAGE / TILES));
+    }
+    accumulators.store(m_tile, acc);
+  }
+}
+
+}  // namespace linear
+}  // namespace distmk
+#endif  // DISTMK_PACKED
