@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 12448691971056329116ull;
+constexpr uint64_t ABI_HASH = 15637068781896066566ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -133,9 +133,6 @@ struct Int4G32Format {
 struct Int4OrderedFormat {
   static constexpr uint32_t ID = 5u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 128u;
-  static constexpr uint32_t TILES_PER_STAGE = 8u, TILE_ROW_BYTES = 128u;
-  static constexpr uint32_t TILE_SCALE_BYTES = 96u;
-  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -243,7 +240,7 @@ struct Q6_KFormat {
 };
 
 // X(name, index) of every format with packed tiles.
-#define DISTMK_PACKED_FORMATS(X) X(Fp8, 0) X(Fp8Block, 1) X(Int4, 2) X(Int4Ordered, 3)
+#define DISTMK_PACKED_FORMATS(X) X(Fp8, 0) X(Fp8Block, 1) X(Int4, 2)
 
 struct Wait {
   uint32_t event;
@@ -1701,7 +1698,7 @@ struct TaskTraits<TaskType::LINEAR> : DefaultTaskTraits {
   static constexpr bool STREAMS_WEIGHTS = true;
   static constexpr bool POLLS_INPUTS = true;
   static constexpr bool RESETS_ROWS = true;
-  static constexpr uint32_t CODE_PATH = 12u, HOT_VARIANTS = 17u;
+  static constexpr uint32_t CODE_PATH = 10u, HOT_VARIANTS = 17u;
 };
 template <>
 struct TaskTraits<TaskType::EMBED> : DefaultTaskTraits {
@@ -1812,7 +1809,7 @@ struct TaskTraits<TaskType::PACKED_LINEAR> : DefaultTaskTraits {
   static constexpr bool STREAMS_WEIGHTS = true;
   static constexpr bool POLLS_INPUTS = true;
   static constexpr bool RESETS_ROWS = true;
-  static constexpr uint32_t CODE_PATH = 4u, HOT_VARIANTS = 8u;
+  static constexpr uint32_t CODE_PATH = 4u, HOT_VARIANTS = 6u;
 };
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4 || type == 26; }
@@ -1823,7 +1820,7 @@ constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type =
 constexpr bool loops_over_instances([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24; }
 constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14; }
 constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
-constexpr uint32_t NUM_HOT_PATHS = 28u;
+constexpr uint32_t NUM_HOT_PATHS = 26u;
 
 // X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).
 #if defined(__CUDACC__) || defined(DISTMK_EMULATED)

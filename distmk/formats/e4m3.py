@@ -6,9 +6,12 @@ mantissa; the largest value is 448, and codes 0x7f and 0xff are NaN).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from distmk.formats.packed_tiles import U32, PackedTiles
+from distmk.formats.arrays import cast, contiguous
+from distmk.formats.packed_tiles import PackedTiles
 from distmk.formats.weight_format import U8, QuantizedRows, padded_codes, padded_to_host_groups
 from distmk.model.bf16 import F32
 
@@ -29,8 +32,12 @@ def e4m3_values() -> F32:
 _VALUES = e4m3_values()
 
 
-def e4m3_codes(values: F32) -> U8:
+def e4m3_codes(values: Any) -> Any:
     """The codes of float32 `values`, any shape: rounded to nearest, ties to even; beyond 448 they become 448."""
+    if not isinstance(values, np.ndarray):
+        import torch
+
+        return values.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).view(torch.uint8)
     magnitude = np.minimum(np.abs(values), np.float32(LARGEST))
     bits = magnitude.view(np.uint32)
     normal = (bits + np.uint32(0x7FFFF) + (bits >> np.uint32(20) & np.uint32(1)) >> np.uint32(20)) - np.uint32(120 << 3)
@@ -75,15 +82,14 @@ class E4m3(PackedTiles):
         return np.concatenate([scales.view(np.uint8), padded_codes(rows.codes)], 1)
 
     @classmethod
-    def lane_words(cls, codes: U8) -> U32:
+    def lane_words(cls, codes: Any) -> Any:
         # Of four columns, the low half of a word has the first and the third, the high half the second and the fourth.
         low, high = (_two_codes(codes[..., col::4], codes[..., col + 2 :: 4]) for col in (0, 1))
-        words = (low | high << np.uint32(16)).swapaxes(2, 3)
-        return np.ascontiguousarray(words).reshape(*codes.shape[:2], codes.shape[3], -1)
+        words = (low | high << 16).swapaxes(2, 3)
+        return contiguous(words).reshape(*codes.shape[:2], codes.shape[3], -1)
 
 
-def _two_codes(first: U8, second: U8) -> U32:
+def _two_codes(first: Any, second: Any) -> Any:
     """The 16 bits of two codes."""
-    a, b = first.astype(np.uint32), second.astype(np.uint32)
-    placed: U32 = (a & 0x80) << 8 | (a & 0x7F) << 4 | (b & 0x80) << 4 | (b & 0x0F) | (b & 0x70) << 8
-    return placed
+    a, b = cast(first, "int32"), cast(second, "int32")
+    return (a & 0x80) << 8 | (a & 0x7F) << 4 | (b & 0x80) << 4 | (b & 0x0F) | (b & 0x70) << 8

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+from distmk.formats.arrays import f32_of_bf16, largest_magnitudes, library, quotients, zeros
 from distmk.formats.e4m3 import LARGEST, E4m3, e4m3_codes
 from distmk.formats.weight_format import QuantizedRows
-from distmk.model.bf16 import F32, U16, bf16_to_f32
 
 
 class Fp8(E4m3):
@@ -22,11 +22,12 @@ class Fp8(E4m3):
         return 1
 
     @classmethod
-    def quantize(cls, rows: U16) -> QuantizedRows:
-        values = bf16_to_f32(rows)
-        largest: F32 = np.abs(values).max(1, keepdims=True)
-        scales = np.where(largest > 0, largest / np.float32(LARGEST), np.float32(1))
-        return QuantizedRows(e4m3_codes(values / scales), scales, np.empty((len(rows), 0), np.uint8))
+    def quantize(cls, rows: Any) -> QuantizedRows:
+        values = f32_of_bf16(rows)
+        largest = largest_magnitudes(values)
+        found = library(rows)
+        scales = found.where(largest > 0, quotients(largest, LARGEST), found.ones_like(largest))
+        return QuantizedRows(e4m3_codes(values / scales), scales, zeros((len(rows), 0), "uint8", rows))
 
     @classmethod
     def cut(cls, rows: QuantizedRows, begin: int, end: int) -> QuantizedRows:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
+from typing import Any
 
 from distmk.abi import K_TILE, M_TILE
+from distmk.formats.arrays import viewed, zeros
 from distmk.formats.e4m3 import E4m3
-from distmk.formats.weight_format import U8, QuantizedRows
+from distmk.formats.weight_format import QuantizedRows
 
 
 class Fp8Block(E4m3):
@@ -23,7 +24,7 @@ class Fp8Block(E4m3):
     tile_scale_bytes = M_TILE * K_TILE // group_cols * 4
 
     @classmethod
-    def scale_sections(cls, rows: QuantizedRows, num_k_tiles: int) -> Sequence[U8]:
-        scales = np.zeros((len(rows.scales), num_k_tiles * K_TILE // cls.group_cols), np.float32)
+    def scale_sections(cls, rows: QuantizedRows, num_k_tiles: int) -> Sequence[Any]:
+        scales = zeros((len(rows.scales), num_k_tiles * K_TILE // cls.group_cols), "float32", rows.scales)
         scales[:, : rows.scales.shape[1]] = rows.scales
-        return [scales.reshape(len(scales), num_k_tiles, -1).view(np.uint8)]
+        return [viewed(scales.reshape(len(scales), num_k_tiles, -1), "uint8")]

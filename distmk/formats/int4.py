@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
+from typing import Any
 
 from distmk.abi import K_TILE, M_TILE
+from distmk.formats.arrays import cast, contiguous, viewed, zeros
 from distmk.formats.int4_groups import Int4Groups
-from distmk.formats.packed_tiles import U32
-from distmk.formats.weight_format import U8, QuantizedRows
+from distmk.formats.weight_format import QuantizedRows
 
 
 class Int4(Int4Groups):
@@ -31,15 +31,17 @@ class Int4(Int4Groups):
     tile_scale_bytes = M_TILE * K_TILE // group_cols * 3
 
     @classmethod
-    def lane_words(cls, codes: U8) -> U32:
-        shifts = np.array([4 * (col // 2) + 16 * (col % 2) for col in range(8)], np.uint32)
-        words = (codes.astype(np.uint32) << shifts).sum(-1, dtype=np.uint32)
-        return np.ascontiguousarray(words.swapaxes(2, 3))
+    def lane_words(cls, codes: Any) -> Any:
+        words = zeros(codes.shape[:-1], "int32", codes)
+        for col in range(8):
+            words |= cast(codes[..., col], "int32") << 4 * (col // 2) + 16 * (col % 2)
+        return contiguous(words.swapaxes(2, 3))
 
     @classmethod
-    def scale_sections(cls, rows: QuantizedRows, num_k_tiles: int) -> Sequence[U8]:
-        shape = len(rows.scales), num_k_tiles * K_TILE // cls.group_cols
-        scales, zeros = np.zeros(shape, np.float16), np.zeros(shape, np.uint8)
-        scales[:, : rows.scales.shape[1]] = rows.scales
-        zeros[:, : rows.zeros.shape[1]] = rows.zeros
-        return [part.reshape(len(part), num_k_tiles, -1).view(np.uint8) for part in (scales, zeros)]
+    def scale_sections(cls, rows: QuantizedRows, num_k_tiles: int) -> Sequence[Any]:
+        sections = []
+        for given, dtype in ((rows.scales, "float16"), (rows.zeros, "uint8")):
+            whole = zeros((len(given), num_k_tiles * K_TILE // cls.group_cols), dtype, given)
+            whole[:, : given.shape[1]] = given
+            sections.append(viewed(whole.reshape(len(whole), num_k_tiles, -1), "uint8"))
+        return sections

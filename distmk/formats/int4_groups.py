@@ -5,11 +5,14 @@ Formats without zero points have the zero point 8 everywhere.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from distmk.formats.arrays import cast, f32_of_bf16, largest_magnitudes, library, quotients, zeros
 from distmk.formats.packed_tiles import PackedTiles
 from distmk.formats.weight_format import HOST_GROUP, U8, QuantizedRows, padded_codes, padded_to_host_groups
-from distmk.model.bf16 import F32, U16, bf16_to_f32
+from distmk.model.bf16 import F32
 
 MIDDLE = 8
 LARGEST_HALF = 65504.0  # the largest float16
@@ -28,19 +31,19 @@ class Int4Groups(PackedTiles):
         return num_rows * (5 * -(-num_cols // cls.group_cols) + padded_to_host_groups(num_cols) // 2)
 
     @classmethod
-    def quantize(cls, rows: U16) -> QuantizedRows:
+    def quantize(cls, rows: Any) -> QuantizedRows:
         """Codes 1 to 15 around the zero point 8, by the largest magnitude of a group. Scales are float16 numbers."""
-        values, (num_rows, num_cols) = bf16_to_f32(rows), rows.shape
+        found, (num_rows, num_cols) = library(rows), rows.shape
         num_groups = -(-num_cols // cls.group_cols)
-        padded = np.zeros((num_rows, num_groups * cls.group_cols), np.float32)
-        padded[:, :num_cols] = values
+        padded = zeros((num_rows, num_groups * cls.group_cols), "float32", rows)
+        padded[:, :num_cols] = f32_of_bf16(rows)
         groups = padded.reshape(num_rows, num_groups, cls.group_cols)
-        largest: F32 = np.abs(groups).max(2)
-        steps = np.minimum(largest / np.float32(7), np.float32(LARGEST_HALF)).astype(np.float16).astype(np.float32)
-        scales = np.where(steps > 0, steps, np.float32(1))
-        codes = np.clip(np.rint(groups / scales[:, :, None]), -MIDDLE, MIDDLE - 1).astype(np.int8) + MIDDLE
-        flat = codes.astype(np.uint8).reshape(num_rows, -1)[:, :num_cols]
-        return QuantizedRows(flat, scales, np.full(scales.shape, MIDDLE, np.uint8))
+        largest = quotients(largest_magnitudes(groups), MIDDLE - 1).clip(0, LARGEST_HALF)
+        steps = cast(cast(largest, "float16"), "float32")
+        scales = found.where(steps > 0, steps, found.ones_like(steps))
+        codes = cast(found.round(groups / scales).clip(-MIDDLE, MIDDLE - 1) + MIDDLE, "uint8")
+        flat, scales = codes.reshape(num_rows, -1)[:, :num_cols], scales[:, :, 0]
+        return QuantizedRows(flat, scales, zeros(scales.shape, "uint8", rows) + MIDDLE)
 
     @classmethod
     def values(cls, rows: QuantizedRows) -> F32:

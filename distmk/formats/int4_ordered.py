@@ -15,3 +15,4 @@ class Int4Ordered(Int4):
     name = "int4_ordered"
     quantizes = False
     is_ordered = True
+    runs_on_gpu = False

@@ -17,14 +17,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from distmk.abi import K_TILE, K_TILES_PER_BLOCK, M_TILE, M_TILES_PER_BLOCK
+from distmk.formats.arrays import as_indices, contiguous, library, viewed, zeros
 from distmk.formats.tiles import packed_order
-from distmk.formats.weight_format import U8, QuantizedRows, WeightFormat
-
-U32 = npt.NDArray[np.uint32]
+from distmk.formats.weight_format import QuantizedRows, WeightFormat
 
 LANES = 4  # lanes that share a row of a tile
 UNIT_WORDS = 4
@@ -62,35 +58,35 @@ class PackedTiles(WeightFormat):
         """Bytes of rows as the host stores them."""
 
     @classmethod
-    def lane_words(cls, codes: U8) -> U32:
-        """The codes of whole K tiles [n, k tiles, 8, LANES, 8 columns], as words [n, k tiles, LANES, words]."""
+    def lane_words(cls, codes: Any) -> Any:
+        """The codes of whole K tiles [n, k tiles, 8, LANES, 8 columns], as int32 words [n, k tiles, LANES, words]."""
         raise NotImplementedError(f"{cls.name} has no tiles")
 
     @classmethod
-    def scale_sections(cls, rows: QuantizedRows, num_k_tiles: int) -> Sequence[U8]:
+    def scale_sections(cls, rows: QuantizedRows, num_k_tiles: int) -> Sequence[Any]:
         """The sections of a tile's scales, each [n, k tiles, bytes of a row]. Groups behind the last have zeros."""
         return ()
 
     @classmethod
-    def pack(cls, rows: QuantizedRows, slabs: Sequence[int], paired: bool) -> U8:
-        """The bytes of consecutive slabs of `slabs` rows each, one after another."""
+    def pack(cls, rows: QuantizedRows, slabs: Sequence[int], paired: bool) -> Any:
+        """The bytes of consecutive slabs of `slabs` rows each, one after another; where the rows are."""
         num_rows, num_cols = rows.codes.shape
         num_k_tiles = _num_k_tiles(num_cols)
-        codes = np.zeros((num_rows, num_k_tiles * K_TILE), np.uint8)
+        codes = zeros((num_rows, num_k_tiles * K_TILE), "uint8", rows.codes)
         codes[:, :num_cols] = rows.codes
         words = cls.lane_words(codes.reshape(num_rows, num_k_tiles, -1, LANES, 8))
         units = words.reshape(num_rows, num_k_tiles, LANES, -1, UNIT_WORDS).swapaxes(2, 3)
         sections = cls.scale_sections(rows, num_k_tiles)
         packed, first = [], 0
         for slab in slabs:
-            order = first + packed_order(slab, paired)
+            order = as_indices(first + packed_order(slab, paired), codes)
             packed.append(_packed_slab(units[order], [section[order] for section in sections]))
             if cls.has_row_scales:
-                scales = np.zeros(_row_scales_bytes(slab) // ROW_SCALE_BYTES, np.float32)
+                scales = zeros([_row_scales_bytes(slab) // ROW_SCALE_BYTES], "float32", rows.scales)
                 scales[:slab] = rows.scales[order, 0]
-                packed.append(scales.view(np.uint8))
+                packed.append(viewed(scales, "uint8"))
             first += slab
-        return np.concatenate(packed)
+        return library(codes).concatenate(packed)
 
 
 def _num_k_tiles(num_cols: int) -> int:
@@ -101,19 +97,19 @@ def _row_scales_bytes(num_rows: int) -> int:
     return -(-num_rows * ROW_SCALE_BYTES // 16) * 16
 
 
-def _packed_slab(units: U32, sections: Sequence[U8]) -> U8:
+def _packed_slab(units: Any, sections: Sequence[Any]) -> Any:
     """The tiles of a slab. units: [rows, k tiles, unit, LANES, UNIT_WORDS], rows in the order in which they are packed."""
     num_rows, num_k_tiles, num_units = units.shape[:3]
     if num_units % 2 == 0:
-        units = units.copy()
-        units[1::2] = units[1::2][:, :, np.arange(num_units) ^ 1]
+        swapped = [unit ^ 1 for unit in range(num_units)]
+        units[1::2] = units[1::2][:, :, as_indices(swapped, units)]
     num_m_tiles = -(-num_rows // M_TILE)
-    codes = _whole_tiles(units.reshape(num_rows, num_k_tiles, -1).view(np.uint8), num_m_tiles)
+    codes = _whole_tiles(viewed(units.reshape(num_rows, num_k_tiles, -1), "uint8"), num_m_tiles)
     parts = [_whole_tiles(section, num_m_tiles) for section in sections]
     tiles = [_section(part) for part in parts]
     row_bytes = codes.shape[3]
     tiles.append(codes.swapaxes(1, 2).reshape(num_m_tiles, num_k_tiles, -1))
-    whole = np.concatenate(tiles, 2)
+    whole = library(codes).concatenate(tiles, 2)
     missing = (num_m_tiles * M_TILE - num_rows) * row_bytes  # of the last tile
     stream: list[Any] = []
     for m in range(0, num_m_tiles, M_TILES_PER_BLOCK):
@@ -123,18 +119,18 @@ def _packed_slab(units: U32, sections: Sequence[U8]) -> U8:
                 stream += [block[:-1].reshape(-1), block[-1, :, :-missing].reshape(-1)]
             else:
                 stream.append(block.reshape(-1))
-    return np.concatenate(stream)
+    return library(codes).concatenate(stream)
 
 
-def _whole_tiles(rows: U8, num_m_tiles: int) -> U8:
+def _whole_tiles(rows: Any, num_m_tiles: int) -> Any:
     """Bytes [rows, k tiles, n], with rows of zeros behind them, as [M tiles, M_TILE, k tiles, n]."""
-    padded = np.zeros((num_m_tiles * M_TILE, *rows.shape[1:]), np.uint8)
+    padded = zeros((num_m_tiles * M_TILE, *rows.shape[1:]), "uint8", rows)
     padded[: len(rows)] = rows
     return padded.reshape(num_m_tiles, M_TILE, *rows.shape[1:])
 
 
-def _section(rows: U8) -> U8:
+def _section(rows: Any) -> Any:
     """[M tiles, M_TILE, k tiles, n] as [M tiles, k tiles, bytes]: rows g and g + 8 side by side."""
     num_m_tiles, _, num_k_tiles, _ = rows.shape
     halves = rows.reshape(num_m_tiles, 2, M_TILE // 2, num_k_tiles, -1)
-    return np.ascontiguousarray(halves.transpose(0, 3, 2, 1, 4)).reshape(num_m_tiles, num_k_tiles, -1)
+    return contiguous(halves.swapaxes(1, 3)).reshape(num_m_tiles, num_k_tiles, -1)

@@ -10,6 +10,7 @@ import numpy as np
 from distmk.formats import QuantizedRows, WeightFormat
 from distmk.formats.weight_format import U8
 from distmk.model.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
+from distmk.models import expected_tensors
 from distmk.weights.checkpoint import Checkpoint, RowRange
 from distmk.weights.dummy import DummyCheckpoint
 
@@ -150,8 +151,25 @@ class DeviceRows:
     ) -> torch.Tensor:
         import torch
 
-        packed = HostRows(self._checkpoint).read_packed(parts, cols, weight_format, factors, tiled)
-        return torch.from_numpy(packed).to(self._device)
+        assert tiled, "GPUs have tiles alone"
+        quantized = [self._quantized(part, cols, weight_format, factors) for part in parts]
+        whole = QuantizedRows(*(torch.cat(tensors) for tensors in zip(*quantized, strict=True)))
+        return weight_format.pack(whole, tiled.slabs, tiled.paired)
+
+    def _quantized(
+        self, part: RowRange, cols: slice, weight_format: type[WeightFormat], factors: F32 | None
+    ) -> QuantizedRows:
+        import torch
+
+        name, begin, end = part
+        if self._checkpoint.formats.get(name) == weight_format.name:
+            stored = self._checkpoint.read_quantized(name, slice(begin, end), cols)
+            return QuantizedRows(*(torch.from_numpy(array).to(self._device) for array in stored))
+        num_cols = expected_tensors(self._checkpoint.config)[name][1]
+        block = self.read([part], slice(0, num_cols))
+        if factors is not None:
+            self.scale(block, factors)
+        return weight_format.cut(weight_format.quantize(block), cols.start, cols.stop)
 
 
 class _Staging:

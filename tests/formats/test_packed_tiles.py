@@ -8,11 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from support.bodies.packed_linear import random_rows
 
-from distmk.formats import WeightFormat
+from distmk.formats import QuantizedRows, WeightFormat
 from distmk.formats.e4m3 import e4m3_values
 from distmk.formats.weight_format import U8
+from distmk.model.bf16 import f32_to_bf16
 from distmk.tasks.packed_linear import GPU_FORMATS
 
 F32 = npt.NDArray[np.float32]
@@ -116,6 +118,22 @@ def test_packed_as_described(found: type[WeightFormat]) -> None:
             assert (unpacked(found, broken, slab, num_cols, row_bytes, scales) != want).any() or num_cols < 256
             at, first = at + num_bytes, first + slab
         assert at == stream.nbytes
+
+
+@pytest.mark.parametrize("found", GPU_FORMATS, ids=lambda found: found.name)
+def test_tensors_as_arrays(found: type[WeightFormat]) -> None:
+    """Quantized and packed as tensors, rows have the same bytes."""
+    rng, slabs = np.random.default_rng(), [30, 8]
+    num_cols = int(rng.choice([100, 256, 2100]))
+    rows, _ = random_rows(found, sum(slabs), num_cols, rng)
+    if found.quantizes:
+        values = rng.standard_normal((sum(slabs), num_cols)) * rng.choice([0, 1e-9, 1, 1e9], (sum(slabs), 1))
+        bits = f32_to_bf16(values.astype(np.float32))
+        rows = found.quantize(bits)
+        for got, want in zip(found.quantize(torch.from_numpy(bits.view(np.int16))), rows, strict=True):
+            assert np.array_equal(got.numpy(), want)
+    tensors = QuantizedRows(*(torch.from_numpy(array) for array in rows))
+    assert np.array_equal(found.pack(tensors, slabs, True).numpy(), found.pack(rows, slabs, True))
 
 
 def test_every_format_is_read() -> None:

@@ -3,4 +3,3 @@
 #include "device/formats/fp8.cuh"
 #include "device/formats/fp8_block.cuh"
 #include "device/formats/int4.cuh"
-#include "device/formats/int4_ordered.cuh"
