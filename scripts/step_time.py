@@ -3,6 +3,7 @@
 
     python scripts/step_time.py qwen3-8b                        # one GPU, or the host twin
     mpirun -n 4 python scripts/step_time.py qwen3-8b --trace    # tensor parallel; and where the time of a step goes
+    python scripts/step_time.py qwen3-8b --quantization int4    # weights of linear layers in four bits, or fp8
 
 --power adds the mean power of rank 0's board: while it is idle with everything loaded, and while it reads prompts and
 decodes. It needs `pip install nvidia-ml-py`.
@@ -14,6 +15,7 @@ it. Weights are random, since no value changes how long a step takes.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
@@ -32,6 +34,9 @@ IDLE_S = 2.0
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_work_arguments(parser)
+    parser.add_argument(
+        "--quantization", metavar="KIND", help="fp8 or int4: the weights of linear layers (default bf16)"
+    )
     parser.add_argument("--trace", action="store_true", help="also print where the time went (costs a little time)")
     parser.add_argument("--power", action="store_true", help="also measure the board's power (takes two seconds more)")
     return parser.parse_args()
@@ -48,7 +53,7 @@ def time_with_power(llm: LLM, work: Work) -> tuple[Timed, dict[str, float | None
 
 def main() -> int:
     arguments = parse()
-    work = work_of(arguments)
+    work = dataclasses.replace(work_of(arguments), quantization=arguments.quantization)
     with serving(work, arguments.backend, trace_iterations=8 if arguments.trace else 0) as llm:
         powered = arguments.power and llm.rank == 0
         timed, power = time_with_power(llm, work) if powered else (time_steps(llm, work), {})
@@ -57,6 +62,7 @@ def main() -> int:
             result = {
                 "model": arguments.model,
                 "layers": work.config.num_layers,
+                "quantization": work.quantization,
                 "backend": llm.backend,
                 "tensor_parallel": llm.tensor_parallel_size,
                 "workers": llm.num_workers,

@@ -6,7 +6,6 @@ Every row has the scales of its blocks, because the rows of a tile may belong to
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from typing import Any
 
 from distmk.abi import K_TILE, M_TILE

@@ -6,7 +6,6 @@ Files with larger groups repeat their scales.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from typing import Any
 
 from distmk.abi import K_TILE, M_TILE

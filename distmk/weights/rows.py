@@ -166,10 +166,14 @@ class DeviceRows:
             stored = self._checkpoint.read_quantized(name, slice(begin, end), cols)
             return QuantizedRows(*(torch.from_numpy(array).to(self._device) for array in stored))
         num_cols = expected_tensors(self._checkpoint.config)[name][1]
-        block = self.read([part], slice(0, num_cols))
-        if factors is not None:
-            self.scale(block, factors)
-        return weight_format.cut(weight_format.quantize(block), cols.start, cols.stop)
+        step = max(1, self.piece_bytes // (2 * num_cols))  # as bfloat16, which a piece of packed rows has more of
+        pieces = []
+        for first in range(begin, end, step):
+            block = self.read([(name, first, min(first + step, end))], slice(0, num_cols))
+            if factors is not None:
+                self.scale(block, factors)
+            pieces.append(weight_format.cut(weight_format.quantize(block), cols.start, cols.stop))
+        return QuantizedRows(*(torch.cat(tensors) for tensors in zip(*pieces, strict=True)))
 
 
 class _Staging:

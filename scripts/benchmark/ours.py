@@ -53,6 +53,7 @@ def serving(work: Work, backend: str, trace_iterations: int = 0) -> Iterator[LLM
             str(path),
             backend=backend,
             load_format="dummy",
+            quantization=work.quantization,
             max_num_seqs=work.batch,
             max_model_len=work.context + work.tokens + 1,
             trace_iterations=trace_iterations,

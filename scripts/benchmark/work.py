@@ -22,6 +22,8 @@ WEIGHT_BYTES = 2  # bfloat16, as in the KV cache
 class Work:
     """`tokens` decode steps of `batch` sequences. Each sequence has `context` tokens when the first step begins.
 
+    quantization: of the weights of linear layers, as for `LLM`; None: they are bfloat16.
+
     One sequence has a prompt of that length. Several prompts would end one after another, so several sequences have
     prompts of one token and decode up to `context` in step.
     """
@@ -31,6 +33,7 @@ class Work:
     context: int = 512
     tokens: int = 256
     repeats: int = 5
+    quantization: str | None = None
 
     @property
     def prompts(self) -> list[list[int]]:

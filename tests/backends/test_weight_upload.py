@@ -25,6 +25,7 @@ from distmk.program.layout import Placed
 from distmk.program.program import Program, compile_graph
 from distmk.progress import Progress
 from distmk.weights import Checkpoint, open_checkpoint
+from distmk.weights.choose_formats import QUANTIZING, choose_formats
 from distmk.weights.rows import DeviceRows, HostRows
 
 CPU = torch.device("cpu")
@@ -61,9 +62,15 @@ def scaled(op: Operator) -> Operator:
     return dataclasses.replace(op, **out, norm_offset=OFFSET)
 
 
-def tiled_program(checkpoint: Checkpoint, num_ranks: int, change: Callable[[Operator], Operator] = scaled) -> Program:
+def tiled_program(
+    checkpoint: Checkpoint,
+    num_ranks: int,
+    change: Callable[[Operator], Operator] = scaled,
+    quantization: str | None = None,
+) -> Program:
     options = DecodeOptions(num_ranks, 3, max_model_len=64, tiled=True)
-    model = build_model(checkpoint.config)
+    formats = choose_formats(checkpoint, quantization, tiled=True)
+    model = build_model(dataclasses.replace(checkpoint.config, formats=formats))
     model = dataclasses.replace(model, operators=tuple(map(change, model.operators)))
     return compile_graph(*lower_programs(model, options))
 
@@ -91,11 +98,12 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
     return open_checkpoint(save(model, tmp_path), "dummy" if request.param == "dummy" else "auto", 4)
 
 
+@pytest.mark.parametrize("quantization", [None, *QUANTIZING])
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_host_and_device_upload_the_same(
-    checkpoint: Checkpoint, num_ranks: int, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, num_ranks: int, quantization: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tiled_program(checkpoint, num_ranks)
+    program = tiled_program(checkpoint, num_ranks, quantization=quantization)
     for rank in range(num_ranks):
         host, device = (fill(checkpoint, program, rank, kind, monkeypatch) for kind in ("cpu", "cuda"))
         assert host.keys() == device.keys()

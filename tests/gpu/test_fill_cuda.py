@@ -12,9 +12,11 @@ from support.machine import num_gpus
 from support.tiny import make, save
 
 from distmk.backends.defaults import why_no_cuda
+from distmk.formats import find_format
 from distmk.formats.tiles import pack_rows
 from distmk.weights import open_checkpoint
-from distmk.weights.rows import open_rows
+from distmk.weights.choose_formats import QUANTIZING
+from distmk.weights.rows import Tiled, open_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,6 +39,20 @@ def test_rows_and_tiles(kind: str, tmp_path: Path) -> None:
     for number, (want, got) in enumerate(found):
         wrong = np.argwhere(got.cpu().numpy().view(np.uint16) != want)
         assert not wrong.size, f"{kind}: read {number}: {len(wrong)} elements differ, the first at {wrong[0].tolist()}"
+
+
+@pytest.mark.parametrize("name", QUANTIZING)
+def test_quantized_tiles(name: str) -> None:
+    """Quantized on the GPU, and columns that begin and end inside of groups."""
+    checkpoint, found = open_checkpoint("qwen3-8b", "dummy", 1), find_format(name)
+    parts = [("model.layers.0.mlp.down_proj.weight", 3, 1003)]
+    cols, factors = slice(3072, 3072 + 3000), np.full(1, 0.7, np.float32)
+    tiled = Tiled([500, 300, 200], True)
+    host, device = (
+        open_rows(checkpoint, where).read_packed(parts, cols, found, factors, tiled) for where in ("cpu", "cuda")
+    )
+    wrong = np.argwhere(device.cpu().numpy() != host)
+    assert not wrong.size, f"{len(wrong)} bytes differ, the first at {wrong[0].tolist()}"
 
 
 def test_every_dummy_value() -> None:

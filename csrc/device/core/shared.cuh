@@ -151,6 +151,15 @@ DISTMK_FN const RankState& own_rank_state() { return *reinterpret_cast<const Ran
 // This thread's consumer warp. Opaque, because the compiler would otherwise keep values derived from it in registers
 // across all tasks.
 DISTMK_FN uint32_t own_warp() { return opaque(threadIdx.x) / 32; }
+// This thread, opaque as own_warp() is in the kernel for packed weights alone. It has more bodies that would keep such
+// values, and too few registers for them.
+DISTMK_FN uint32_t own_thread() {
+#ifdef DISTMK_PACKED
+  return opaque(threadIdx.x);
+#else
+  return threadIdx.x;
+#endif
+}
 
 DISTMK_FN ConsumerState consumer_state() { return shared().consumer[own_warp()]; }
 // Called by a consumer warp that has released all stages that the loader filled for its task (mostly one slab).

@@ -14,7 +14,7 @@ constexpr uint32_t CHUNK_K = 8;           // columns of a 16-byte load
 constexpr uint32_t LOAD_K = 4 * CHUNK_K;  // columns of a token that four lanes load together, one chunk each
 
 // First column of this warp in every K block.
-DISTMK_FN uint32_t warp_k_begin() { return threadIdx.x / 32 * K_TILE; }
+DISTMK_FN uint32_t warp_k_begin() { return own_thread() / 32 * K_TILE; }
 
 struct Activations {
   const __nv_bfloat16* x;
@@ -53,7 +53,7 @@ DISTMK_FN void stage_gemv_input(const Context& context, const Activations& a, bo
                                 uint32_t lead = 0) {
   static_assert(K_TILE == 32 * CHUNK_K, "a chunk a lane");
   __nv_bfloat16* staged = gemv_input();
-  const uint32_t lane_k = k_begin + threadIdx.x % 32 * CHUNK_K;
+  const uint32_t lane_k = k_begin + own_thread() % 32 * CHUNK_K;
   uint4 chunks[MAX_GEMV_BLOCKS];
   poll_by_warp(context, polls, a.x + min(k_begin - lead, a.last_chunk), [&] {
     bool complete = true;
@@ -87,7 +87,7 @@ struct FragmentB {
   // next.
   template <bool ALIGNED>
   DISTMK_FN void load(const Activations& a, uint32_t k_begin) {
-    const uint32_t lane_k = k_begin + threadIdx.x % 4 * CHUNK_K;
+    const uint32_t lane_k = k_begin + own_thread() % 4 * CHUNK_K;
 #pragma unroll
     for (uint32_t n = 0; n < N_TILES; ++n) {
       const __nv_bfloat16* x = row_of_lane(a, n);
@@ -106,7 +106,7 @@ struct FragmentB {
   template <bool ALIGNED>
   DISTMK_FN void load_published(Context& context, bool polls, const Activations& a, uint32_t k_begin) {
     if (!ALIGNED || !polls) return load<ALIGNED>(a, k_begin);
-    const uint32_t lane_k = k_begin + threadIdx.x % 4 * CHUNK_K;
+    const uint32_t lane_k = k_begin + own_thread() % 4 * CHUNK_K;
     poll_by_warp(context, true, a.x + min(k_begin, a.last_chunk), [&] {
       bool complete = true;
 #pragma unroll
@@ -127,7 +127,7 @@ struct FragmentB {
 
   // GEMV path: loads the token's columns from `k_begin` on from shared memory, with zeros beyond its `k` columns.
   DISTMK_FN void load_from_shared(uint32_t k, uint32_t k_begin) {
-    const __nv_bfloat16* x = gemv_input() + k_begin + threadIdx.x % 4 * CHUNK_K;
+    const __nv_bfloat16* x = gemv_input() + k_begin + own_thread() % 4 * CHUNK_K;
 #pragma unroll
     for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) chunks[0][i] = *reinterpret_cast<const uint4*>(x + i * LOAD_K);
     zero_beyond(k, k_begin);
@@ -140,14 +140,14 @@ struct FragmentB {
     for (auto& token : chunks)
 #pragma unroll
       for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
-        if (k_begin + threadIdx.x % 4 * CHUNK_K + i * LOAD_K >= k) token[i] = zero_chunk();
+        if (k_begin + own_thread() % 4 * CHUNK_K + i * LOAD_K >= k) token[i] = zero_chunk();
   }
 
  private:
   // The row of X that this lane loads for an N tile. Lanes beyond the last token load token 0, which affects no other
   // token's sums.
   DISTMK_FN static const __nv_bfloat16* row_of_lane(const Activations& a, uint32_t n) {
-    const uint32_t token = n * N_TILE + threadIdx.x % 32 / 4;
+    const uint32_t token = n * N_TILE + own_thread() % 32 / 4;
     return a.x + uint64_t{token < a.num_tokens ? token : 0} * a.stride;
   }
 };

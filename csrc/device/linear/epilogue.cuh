@@ -28,9 +28,9 @@ static_assert(NUM_CONSUMERS % M_BLOCK == 0 && M_BLOCK % 32 == 0 && N_TILE % TOKE
 template <uint32_t N_TILES>
 constexpr uint32_t TOKENS_PER_THREAD = N_TILES * N_TILE / TOKEN_GROUPS;
 
-DISTMK_FN uint32_t thread_row() { return threadIdx.x % M_BLOCK; }
+DISTMK_FN uint32_t thread_row() { return own_thread() % M_BLOCK; }
 DISTMK_FN uint32_t thread_token(uint32_t i, uint32_t rotation) {
-  return (threadIdx.x / M_BLOCK + rotation) % TOKEN_GROUPS + i * TOKEN_GROUPS;
+  return (own_thread() / M_BLOCK + rotation) % TOKEN_GROUPS + i * TOKEN_GROUPS;
 }
 
 // 1 / rms of a token's `args.k` activations, from the warps' sums of squares (as add_squares() leaves them).
@@ -60,7 +60,7 @@ DISTMK_FN float sum_partials(const float* partials, uint32_t row) {
 DISTMK_FN Candidate& thread_best(uint32_t i) {
   static_assert(
       2 * N_TILE / TOKEN_GROUPS * NUM_CONSUMERS * sizeof(Candidate) <= overlay_bytes(Overlay::THREAD_CANDIDATES), "");
-  return shared().at<Overlay::THREAD_CANDIDATES, Candidate>()[i * NUM_CONSUMERS + threadIdx.x];
+  return shared().at<Overlay::THREAD_CANDIDATES, Candidate>()[i * NUM_CONSUMERS + own_thread()];
 }
 // Called once all earlier tasks have left shared memory.
 template <uint32_t N_TILES, class Args>
@@ -116,7 +116,7 @@ struct BlockEpilogue {
   // Writes this warp's partial sums for the `num_tokens` tokens of an N tile.
   DISTMK_FN void write_partials(const Accumulators<N_TILES>& acc, uint32_t n_tile, uint32_t num_tokens,
                                 float* partials) const {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_token = lane % 4 * 2;
+    const uint32_t warp = own_thread() / 32, lane = own_thread() % 32, first_token = lane % 4 * 2;
     float* out = partials + (warp * N_TILE + first_token) * PARTIAL_SUM_STRIDE + lane / 4;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
@@ -230,12 +230,12 @@ DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES, Args>& epilogue, const Ac
     const bool stores = epilogue.template stores<ONE_TOKEN>(n_tile);
     const bool throttles =
         stores && epilogue.block.end == m_end && throttles_loader(params.context.rank_state, params.args);
-    const uint32_t next_slab = throttles ? shared().num_slabs[threadIdx.x / 32].get() + 1 : 0;
+    const uint32_t next_slab = throttles ? shared().num_slabs[own_thread() / 32].get() + 1 : 0;
     if (stores && n_tile == 0) epilogue.template resolve<ONE_TOKEN>(pointers);
     if (stores || skips_last_k_block(params.args)) barrier_wait(&buffers.full[slot], buffers.parity(reduction));
     if (stores) {
       mark(Mark::MET);
-      if (next_slab && threadIdx.x % 32 == 0) shared().pipeline.throttle.set(next_slab);
+      if (next_slab && own_thread() % 32 == 0) shared().pipeline.throttle.set(next_slab);
       epilogue.template store<ONE_TOKEN>(pointers, n_tile, partials);
       mark(Mark::STORED);
     }
@@ -255,7 +255,7 @@ DISTMK_FN void write_candidates(const EpilogueParams<Args>& params) {
     if (lane == 0) all[thread_token(i, 0) * WARPS_PER_TOKEN + warp % WARPS_PER_TOKEN] = best;
   }
   params.context.team.sync();
-  const uint32_t token = threadIdx.x;
+  const uint32_t token = own_thread();
   if (token >= MAX_ROWS) return;
   Candidate best = {-INFINITY, -1};
   const Batch* batch = params.context.batch(params.args.batch);

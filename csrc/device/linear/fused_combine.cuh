@@ -35,7 +35,7 @@ class FusedCombine {
 #pragma unroll 1
     for (uint32_t first = first_; first < args_.k; first += K_BLOCK) {
       const uint4 combined = combine(column_of(first));
-      *reinterpret_cast<uint4*>(smem + first + threadIdx.x % 32 * CHUNK_K) = combined;
+      *reinterpret_cast<uint4*>(smem + first + own_thread() % 32 * CHUNK_K) = combined;
     }
   }
 
@@ -47,7 +47,7 @@ class FusedCombine {
   float lse_ = 0;
 
   DISTMK_FN uint32_t column_of(uint32_t first) const {
-    return min(first + threadIdx.x % 32 * CHUNK_K, args_.k - CHUNK_K);
+    return min(first + own_thread() % 32 * CHUNK_K, args_.k - CHUNK_K);
   }
   DISTMK_FN const __nv_bfloat16* partial_at(uint32_t column, uint32_t split) const {
     const uint32_t head = column >> floor_log2(args_.head_dim);  // head_dim is a power of two
@@ -55,7 +55,7 @@ class FusedCombine {
            fused_partial_begin(head, split, args_.max_kv_splits, args_.head_dim);
   }
   DISTMK_FN const float* header_at(uint32_t column) const {
-    return reinterpret_cast<const float*>(partial_at(column, min(threadIdx.x % COMBINE_WIDTH, num_splits_ - 1)));
+    return reinterpret_cast<const float*>(partial_at(column, min(own_thread() % COMBINE_WIDTH, num_splits_ - 1)));
   }
 
   // Polls the headers, which are written last, then loads headers and elements together until all are published.
@@ -81,7 +81,7 @@ class FusedCombine {
       for (uint32_t i = 0; i < COMBINE_WIDTH; ++i) all &= i >= num_splits_ || words_published(values[i]);
       if (__all_sync(~0u, all || last)) break;
     }
-    const uint4 combined = weighted_sum(values, threadIdx.x % COMBINE_WIDTH < num_splits_ ? lse_ : -INFINITY);
+    const uint4 combined = weighted_sum(values, own_thread() % COMBINE_WIDTH < num_splits_ ? lse_ : -INFINITY);
     lse_ = 1.0f;  // the next block's partials are most likely there, so their headers are not polled alone
     return combined;
   }

@@ -99,7 +99,7 @@ DISTMK_FN void mma_tile(const char* tile, uint32_t tile_k, const FragmentB<N_TIL
 // One M tile of a K block takes several stages. This warp's K tile is tile warp_tile() of stage warp_stage() among
 // them.
 DISTMK_FN uint32_t stages_per_m_tile(uint32_t block_k) { return (block_k + STAGE_K - 1) / STAGE_K; }
-DISTMK_FN uint32_t warp_stage() { return threadIdx.x / 32 / K_TILES_PER_STAGE; }
+DISTMK_FN uint32_t warp_stage() { return own_thread() / 32 / K_TILES_PER_STAGE; }
 DISTMK_FN uint32_t warp_tile() { return own_warp() % K_TILES_PER_STAGE; }
 static_assert(K_BLOCK / STAGE_K <= PipelineState<NUM_STAGES>::MOST_STEPS, "stages of an M tile");
 
