@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from distmk.formats import QuantizedRows, WeightFormat
+from distmk.formats.arrays import library
 from distmk.formats.weight_format import U8
 from distmk.model.bf16 import F32, U16, bf16_to_f32, f32_to_bf16
 from distmk.models import expected_tensors
@@ -89,8 +90,7 @@ class HostRows:
         quantized = (self._quantized(part, cols, weight_format, factors) for part in parts)
         if tiled is None:
             return np.concatenate([weight_format.pack_rows(rows) for rows in quantized])
-        whole = QuantizedRows(*(np.concatenate(arrays) for arrays in zip(*quantized, strict=True)))
-        packed: U8 = weight_format.pack(whole, tiled.slabs, tiled.paired)
+        packed: U8 = weight_format.pack(_joined(list(quantized)), tiled.slabs, tiled.paired)
         return packed
 
     def _quantized(
@@ -149,12 +149,10 @@ class DeviceRows:
         factors: F32 | None,
         tiled: Tiled | None,
     ) -> torch.Tensor:
-        import torch
-
         assert tiled, "GPUs have tiles alone"
         quantized = [self._quantized(part, cols, weight_format, factors) for part in parts]
-        whole = QuantizedRows(*(torch.cat(tensors) for tensors in zip(*quantized, strict=True)))
-        return weight_format.pack(whole, tiled.slabs, tiled.paired)
+        packed: torch.Tensor = weight_format.pack(_joined(quantized), tiled.slabs, tiled.paired)
+        return packed
 
     def _quantized(
         self, part: RowRange, cols: slice, weight_format: type[WeightFormat], factors: F32 | None
@@ -164,16 +162,17 @@ class DeviceRows:
         name, begin, end = part
         if self._checkpoint.formats.get(name) == weight_format.name:
             stored = self._checkpoint.read_quantized(name, slice(begin, end), cols)
-            return QuantizedRows(*(torch.from_numpy(array).to(self._device) for array in stored))
+            tensors: list[Any] = [torch.from_numpy(array).to(self._device) for array in stored]
+            return QuantizedRows(*tensors)
         num_cols = expected_tensors(self._checkpoint.config)[name][1]
         step = max(1, self.piece_bytes // (2 * num_cols))  # as bfloat16, which a piece of packed rows has more of
         pieces = []
         for first in range(begin, end, step):
-            block = self.read([(name, first, min(first + step, end))], slice(0, num_cols))
+            block: Any = self.read([(name, first, min(first + step, end))], slice(0, num_cols))
             if factors is not None:
                 self.scale(block, factors)
             pieces.append(weight_format.cut(weight_format.quantize(block), cols.start, cols.stop))
-        return QuantizedRows(*(torch.cat(tensors) for tensors in zip(*pieces, strict=True)))
+        return _joined(pieces)
 
 
 class _Staging:
@@ -200,6 +199,12 @@ class _Staging:
         """Note that a copy from the buffer has been started."""
         if self._copied:
             self._copied.record()
+
+
+def _joined(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
+    """The rows one below the other."""
+    whole: list[Any] = [library(arrays[0]).concatenate(arrays) for arrays in zip(*pieces, strict=True)]
+    return QuantizedRows(*whole)
 
 
 def _num_rows(parts: Sequence[RowRange]) -> int:

@@ -166,7 +166,7 @@ DISTMK_FN ConsumerState consumer_state() { return shared().consumer[own_warp()];
 DISTMK_FN void store_consumer_state(const ConsumerState& consumer) {
   const uint32_t warp = own_warp();
   __syncwarp();
-  if (threadIdx.x % 32) return;
+  if (own_thread() % 32) return;
   shared().consumer[warp] = consumer;
   shared().num_slabs[warp].set(shared().num_slabs[warp].get() + 1);
 }
@@ -186,7 +186,7 @@ DISTMK_FN void StartSignal::wait_previous() const {
 }
 DISTMK_FN bool StartSignal::is_ready() const { return !issued || shared().handshake.is_ready(task_number()); }
 DISTMK_FN void StartSignal::record_time() const {
-  if (threadIdx.x == 0 && issued && shared().params.trace_capacity) shared().handshake.record_time(task_number());
+  if (own_thread() == 0 && issued && shared().params.trace_capacity) shared().handshake.record_time(task_number());
 }
 
 }  // namespace distmk
