@@ -56,7 +56,7 @@ DISTMK_FN bool run_any_rows(Context& context, const AttentionArgs& args) {
       is_assigned() ? shared().attention_assignment.split : split_of(context, args, instance_of(context, own_round()));
   const P p{split, context, args};
   const Team& team = context.team;
-  const uint32_t num_queries = p.num_queries(), warp = threadIdx.x / 32;
+  const uint32_t num_queries = p.num_queries(), warp = own_thread() / 32;
   const bool has_tile = p.first_step() < p.num_tiles();
 #pragma unroll 1
   for (uint32_t block = 0; block < num_queries; block += Q_TILE) {

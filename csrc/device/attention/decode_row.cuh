@@ -132,7 +132,7 @@ template <class P>
 DISTMK_FN bool run_decode_row(Context& context, const AttentionArgs& args) {
   const AttentionAssignment& assignment = shared().attention_assignment;
   const P p{assignment.split, context, args};
-  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t warp = own_thread() / 32;
   KvTile tile;
   load_first_tile(p, tile);
   mark(Mark::PREPARED);

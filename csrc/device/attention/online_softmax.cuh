@@ -207,7 +207,7 @@ DISTMK_FN void reset_fused_partials(const P& p) {
   const uint32_t lane = p.lane();
   if (!p.args.lamport_reset || p.instance.run != 0 || 4 * lane >= p.head_dim()) return;
 #pragma unroll 1
-  for (uint32_t query = threadIdx.x / 32; query < p.num_heads; query += NUM_WARPS)
+  for (uint32_t query = own_thread() / 32; query < p.num_heads; query += NUM_WARPS)
 #pragma unroll 1
     for (uint32_t split = p.instance.split; split < max_fused_splits(p.args.max_kv_splits);
          split += p.instance.num_splits) {

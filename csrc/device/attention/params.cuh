@@ -175,7 +175,7 @@ DISTMK_FN uint32_t count_instances(const Context& context, const AttentionArgs& 
 DISTMK_FN uint32_t own_round() { return shared().attention_assignment.rounds[own_warp()]; }
 DISTMK_FN void set_own_round(uint32_t round) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) shared().attention_assignment.rounds[own_warp()] = round;
+  if (own_thread() % 32 == 0) shared().attention_assignment.rounds[own_warp()] = round;
   __syncwarp();
 }
 // A task that is not spread has round 0 only.
@@ -186,13 +186,13 @@ DISTMK_FN uint32_t instance_of(const Context& context, uint32_t round) {
 // Cache rows of a step's tile, one position per lane (threadIdx.x % KV_TILE). A position that is not cached gets row 0.
 template <class P>
 DISTMK_FN uint32_t look_up_kv_rows(const P& p, uint32_t step) {
-  const uint32_t position = p.tile_at(step) * KV_TILE + threadIdx.x % KV_TILE;
+  const uint32_t position = p.tile_at(step) * KV_TILE + own_thread() % KV_TILE;
   return step < p.num_tiles() && p.is_cached(position) ? p.kv_row(position) : 0;
 }
 // Cache rows of a step's tile from the dispatcher's assignment, without a look-up. A position that is not cached gets
 // any row.
 DISTMK_FN uint32_t assigned_kv_rows(uint32_t step) {
-  return shared().attention_assignment.lines[step] + threadIdx.x % KV_TILE;
+  return shared().attention_assignment.lines[step] + own_thread() % KV_TILE;
 }
 
 }  // namespace attention

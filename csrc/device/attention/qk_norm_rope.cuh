@@ -26,7 +26,7 @@ template <uint32_t PARTS, class Store>
 DISTMK_FN void norm_and_rotate_parts(const Context& context, bool polls, const float* src, const float* norm,
                                      const float* rope, float eps, uint32_t dim, float scale, const Store& store) {
   const uint32_t half = dim / 2;
-  const auto element = [](uint32_t part) { return threadIdx.x % 32 * 2 + part * (HOT_HEAD_DIM / 2); };
+  const auto element = [](uint32_t part) { return own_thread() % 32 * 2 + part * (HOT_HEAD_DIM / 2); };
   float2 a[PARTS], b[PARTS], cosine[PARTS], sine[PARTS], norm_a[PARTS], norm_b[PARTS];
 #pragma unroll
   for (uint32_t i = 0; i < PARTS; ++i) {
@@ -66,7 +66,7 @@ template <uint32_t PARTS, class Store>
 DISTMK_FN void norm_and_rotate(const Context& context, bool polls, const float* src, const float* norm,
                                const float* rope, float eps, uint32_t dim, float scale, const Store& store) {
   if constexpr (PARTS > 1) return norm_and_rotate_parts<PARTS>(context, polls, src, norm, rope, eps, dim, scale, store);
-  const uint32_t e = threadIdx.x % 32 * 2, half = dim / 2;
+  const uint32_t e = own_thread() % 32 * 2, half = dim / 2;
   const bool has_pairs = e < half;
   const auto load = [&](const float* from) {
     return from && has_pairs ? __ldcg(reinterpret_cast<const float2*>(from)) : float2{1, 1};
@@ -92,7 +92,7 @@ DISTMK_FN void norm_and_rotate(const Context& context, bool polls, const float* 
 // times the scale of scores, so that softmax weights are powers of two.
 template <class P>
 DISTMK_FN void load_q(const P& p, uint32_t first_query, uint32_t count, bool polls) {
-  const uint32_t i = threadIdx.x / 32, dim = p.head_dim();
+  const uint32_t i = own_thread() / 32, dim = p.head_dim();
   if (i >= count) return;
   const uint32_t row = p.row_of(first_query + i), head = p.first_head + first_query + i - row * p.num_heads;
   const auto store = [&](uint32_t e, float2 pair) {
@@ -110,7 +110,8 @@ template <class P>
 DISTMK_FN void load_new_kv(const P& p, uint32_t first_warp, bool polls) {
   const uint32_t lane = p.lane(), dim = p.head_dim(), first = max(p.begin, p.first_new());
 #pragma unroll 1
-  for (uint32_t i = (threadIdx.x / 32 - first_warp) % NUM_WARPS; first + i / 2 < p.end_of_positions(); i += NUM_WARPS) {
+  for (uint32_t i = (own_thread() / 32 - first_warp) % NUM_WARPS; first + i / 2 < p.end_of_positions();
+       i += NUM_WARPS) {
     const uint32_t position = first + i / 2, row = position - p.first_new();
     const float* key = p.qkv(row, p.args.num_q + p.instance.kv_head);
     if (i % 2 == 0) {
@@ -144,7 +145,7 @@ DISTMK_FN void append_new_kv(const P& p, const KvRow& kv_row) {
   const uint32_t lane = p.lane(), dim = p.head_dim(), first = max(p.begin, p.first_new());
   if (4 * lane >= dim) return;
 #pragma unroll 1
-  for (uint32_t position = first + threadIdx.x / 32; position < p.end_of_positions(); position += NUM_WARPS) {
+  for (uint32_t position = first + own_thread() / 32; position < p.end_of_positions(); position += NUM_WARPS) {
     const uint32_t row = position - p.first_new();
     const uint64_t at = uint64_t{kv_row(position)} * dim + (4 * lane ^ p.swizzle(position));
     const auto copy = [&](__nv_bfloat16* cache, const __nv_bfloat16* from) {

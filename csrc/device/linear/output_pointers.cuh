@@ -22,6 +22,8 @@ struct EpilogueParams {
 struct NoRowFactors {
   template <class Params>
   DISTMK_FN void load(const Params&, uint32_t, uint32_t) {}
+  template <class Context, class Args>
+  DISTMK_FN static void prefetch(const Context&, const Args&) {}
   DISTMK_FN float gate(float scale) const { return scale; }
   DISTMK_FN float up(float scale) const { return scale; }
 };

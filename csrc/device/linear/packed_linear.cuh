@@ -53,18 +53,25 @@ DISTMK_FN float token_scale(const PackedArgsOf<F>& args, uint32_t token) {
 // The scale of a weight row, and of its up row, in formats that have some.
 template <class F>
 struct RowScales {
-  float of_gate, of_up;
+  float of_gate = 0.0f, of_up = 0.0f;  // undefined registers would be kept alive through all other tasks
 
   DISTMK_FN void load(const EpilogueParams<PackedArgsOf<F>>& params, uint32_t row, uint32_t up_rows) {
-    const PackedLinearArgs& args = params.args;
-    const char* slab = params.context.template at<char>(args.weight);
-    const auto* scales = reinterpret_cast<const float*>(
-        slab + tiles_bytes(stage_of<typename F::Constants>(), slab_rows(args), args.k_pitch));
+    const float* scales = scales_of(params.context, params.args);
     of_gate = scales[row];
     of_up = scales[row + up_rows];
   }
+  // Called when a task begins. Nothing else has read the scales, and epilogues would wait for them.
+  DISTMK_FN static void prefetch(const Context& context, const PackedLinearArgs& args) {
+    if (own_thread() == 0) prefetch_bulk(scales_of(context, args), (slab_rows(args) + 3) / 4 * 4 * sizeof(float));
+  }
   DISTMK_FN float gate(float scale) const { return scale * of_gate; }
   DISTMK_FN float up(float scale) const { return scale * of_up; }
+
+ private:
+  DISTMK_FN static const float* scales_of(const Context& context, const PackedLinearArgs& args) {
+    const uint64_t tiles = tiles_bytes(stage_of<typename F::Constants>(), slab_rows(args), args.k_pitch);
+    return reinterpret_cast<const float*>(context.at<char>(args.weight) + tiles);
+  }
 };
 template <class F>
 struct RowFactors<PackedArgsOf<F>> : std::conditional_t<F::Constants::HAS_ROW_SCALES, RowScales<F>, NoRowFactors> {};
@@ -89,6 +96,7 @@ DISTMK_FN void run_packed_gemv(Context& context, const PackedArgsOf<F>& args) {
   const float* norm = context.at<float>(args.norm);
   const PackedLane<F> lane;
   ConsumerState consumer = consumer_state();
+  RowFactors<Args>::prefetch(context, args);
   const SharedAccumulators<1> accumulators;
   FusedCombine<Args> fused_partials(context, args, args.polls_x, own_k_begin());
   mark(Mark::PREPARED);
@@ -145,6 +153,7 @@ DISTMK_FN void run_packed(Context& context, const PackedArgsOf<F>& args, uint32_
   const float* norm = context.at<float>(args.norm);
   const PackedLane<F> lane;
   ConsumerState consumer = consumer_state();
+  RowFactors<Args>::prefetch(context, args);
   const SharedAccumulators<N_TILES> accumulators;
   FragmentB<N_TILES> x;
   bool polls = ALIGNED && args.polls_x;
