@@ -1,4 +1,4 @@
-"""Packed tiles: formats whose codes a GPU streams, and decodes as it multiplies (csrc/device/linear/packed_tile.cuh).
+"""Packed tiles: formats whose codes a GPU streams, and decodes as it multiplies (csrc/device/formats/packed_tile.cuh).
 
 Tiles follow one another as those of bf16 do (`formats.tiles`): M blocks, K blocks, M tiles, K tiles. Columns are padded
 to whole K tiles. A tile is the scales of 16 rows, then its rows, of which the last tile of a slab may have fewer. Behind

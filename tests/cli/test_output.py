@@ -121,7 +121,7 @@ def test_kernel_on_a_full_disk(
     """build --output DIR names the file, and leaves none that is cut short."""
     made, folder = tmp_path / "cuda-sm_90a-1.cubin", tmp_path / "there"
     made.write_bytes(bytes(5000))
-    monkeypatch.setattr(build_command, "build_cubin", lambda architecture, own_types: made)
+    monkeypatch.setattr(build_command, "build_cubin", lambda architecture, own_types, packed: made)
     with disk_for(512):
         assert main(["build", "--arch", "sm_90a", "--output", str(folder)]) == 2
     assert capsys.readouterr().err == f"distmk: cannot write {folder / made.name}: File too large\n"

@@ -20,6 +20,7 @@ DEVICE_LAYERS = [
     ["comm", "sampling"],
     ["attention"],
     ["linear"],
+    ["formats"],
     ["jobs"],
     ["operators.cuh"],
     ["megakernel.cuh"],

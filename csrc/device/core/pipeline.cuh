@@ -26,7 +26,7 @@ constexpr uint32_t STAGES_BYTES = (BULK_COPIES ? 12 : 7) * Weights::bytes(M_TILE
 // ARRIVALS_PER_STAGE: arrivals of consumer warps that empty a stage.
 #ifdef DISTMK_PACKED
 // The kernel of programs with packed weights: a stage also has scales, and up to eight tiles. Behind the stages are
-// accumulators (device/linear/packed_mainloop.cuh).
+// accumulators (device/formats/packed_mainloop.cuh).
 constexpr uint32_t STAGE_BYTES = 18432, ACCUMULATORS_BYTES = 32768, ARRIVALS_PER_STAGE = K_TILES_PER_BLOCK;
 #else
 constexpr uint32_t STAGE_BYTES = Weights::bytes(M_TILE * STAGE_K), ACCUMULATORS_BYTES = 0,

@@ -186,7 +186,7 @@ DISTMK_FN void StartSignal::wait_previous() const {
 }
 DISTMK_FN bool StartSignal::is_ready() const { return !issued || shared().handshake.is_ready(task_number()); }
 DISTMK_FN void StartSignal::record_time() const {
-  if (own_thread() == 0 && issued && shared().params.trace_capacity) shared().handshake.record_time(task_number());
+  if (threadIdx.x == 0 && issued && shared().params.trace_capacity) shared().handshake.record_time(task_number());
 }
 
 }  // namespace distmk

@@ -18,7 +18,7 @@ struct EpilogueParams {
 };
 
 // Factors of a weight row's sums besides the scale of the token: there are none. Some packed weights have them
-// (packed_linear.cuh).
+// (device/formats/packed_linear.cuh).
 struct NoRowFactors {
   template <class Params>
   DISTMK_FN void load(const Params&, uint32_t, uint32_t) {}

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "device/formats/all.cuh"
+#include "device/formats/packed_mainloop.cuh"
 #include "device/linear/linear.cuh"
-#include "device/linear/packed_mainloop.cuh"
 
 namespace distmk {
 namespace linear {
@@ -79,11 +79,12 @@ struct RowFactors<PackedArgsOf<F>> : std::conditional_t<F::Constants::HAS_ROW_SC
 // Makes activations that were loaded from column `k_begin` of X on ready for the products. keeps_squares: adds to their
 // sums of squares, beginning at 0 if `is_first`.
 template <class F, bool ALIGNED, uint32_t N_TILES>
-DISTMK_FN void finish_activations(const PackedLinearArgs& args, const float* norm, uint32_t k_begin, bool keeps_squares,
-                                  bool is_first, FragmentB<N_TILES>& x) {
+DISTMK_FN void finish_activations(const Context& context, const PackedLinearArgs& args, uint32_t k_begin,
+                                  bool keeps_squares, bool is_first, FragmentB<N_TILES>& x) {
   if (ALIGNED) zero_outside(x, args.k, k_begin);
   if (keeps_squares) add_squares(x, is_first);
-  if (norm) multiply_by_norm<ALIGNED>(x, norm, args.k, k_begin);
+  // The address is resolved here, because there are no registers to keep it in.
+  if (args.norm) multiply_by_norm<ALIGNED>(x, context.at<float>(args.norm), args.k, k_begin);
   F::scale(x);
 }
 
@@ -93,7 +94,6 @@ DISTMK_FN void run_packed_gemv(Context& context, const PackedArgsOf<F>& args) {
   using Args = PackedArgsOf<F>;
   const uint32_t m_end = slab_rows(args);
   const EpilogueParams<Args> params{context, args, 1};
-  const float* norm = context.at<float>(args.norm);
   const PackedLane<F> lane;
   ConsumerState consumer = consumer_state();
   RowFactors<Args>::prefetch(context, args);
@@ -122,7 +122,7 @@ DISTMK_FN void run_packed_gemv(Context& context, const PackedArgsOf<F>& args) {
 #pragma unroll
       for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) x.chunks[0][i] = chunks[4 * i];
       if (m == 0) {
-        finish_activations<F, true>(args, norm, k + own_k_begin() - args.lead, args.applies_rms, k == 0, x);
+        finish_activations<F, true>(context, args, k + own_k_begin() - args.lead, args.applies_rms, k == 0, x);
         __syncwarp();  // all lanes have loaded their chunks, which eight lanes share
 #pragma unroll
         for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
@@ -150,7 +150,6 @@ DISTMK_FN void run_packed(Context& context, const PackedArgsOf<F>& args, uint32_
   const uint32_t m_end = slab_rows(args), first = own_k_begin() - args.lead;
   const Activations a = activations_of(context, args, num_tokens);
   const EpilogueParams<Args> params{context, args, num_tokens};
-  const float* norm = context.at<float>(args.norm);
   const PackedLane<F> lane;
   ConsumerState consumer = consumer_state();
   RowFactors<Args>::prefetch(context, args);
@@ -176,7 +175,7 @@ DISTMK_FN void run_packed(Context& context, const PackedArgsOf<F>& args, uint32_
         next.template load_published<ALIGNED>(context, polls, a, (k_end < args.k_pitch ? k_end : 0) + first);
       else
         x.template load_published<ALIGNED>(context, polls, a, k + first);
-      finish_activations<F, ALIGNED>(args, norm, k + first, args.applies_rms && m == 0, k == 0, x);
+      finish_activations<F, ALIGNED>(context, args, k + first, args.applies_rms && m == 0, k == 0, x);
       typename F::template Prepared<N_TILES> prepared;
       F::prepare(x, prepared);
       if (m + k == 0) mark(Mark::FIRST);
