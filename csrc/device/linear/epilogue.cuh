@@ -230,13 +230,12 @@ DISTMK_FN void reduce_and_store(BlockEpilogue<N_TILES, Args>& epilogue, const Ac
     const bool stores = epilogue.template stores<ONE_TOKEN>(n_tile);
     const bool throttles =
         stores && epilogue.block.end == m_end && throttles_loader(params.context.rank_state, params.args);
-    const bool is_first_lane = own_thread() % 32 == 0;
     const uint32_t next_slab = throttles ? shared().num_slabs[own_thread() / 32].get() + 1 : 0;
     if (stores && n_tile == 0) epilogue.template resolve<ONE_TOKEN>(pointers);
     if (stores || skips_last_k_block(params.args)) barrier_wait(&buffers.full[slot], buffers.parity(reduction));
     if (stores) {
       mark(Mark::MET);
-      if (next_slab && is_first_lane) shared().pipeline.throttle.set(next_slab);
+      if (next_slab && threadIdx.x % 32 == 0) shared().pipeline.throttle.set(next_slab);
       epilogue.template store<ONE_TOKEN>(pointers, n_tile, partials);
       mark(Mark::STORED);
     }
