@@ -4,7 +4,7 @@
 #pragma once
 #include "device/core/end_task.cuh"
 #include "device/jobs/query_tile.cuh"
-#include "device/jobs/row_jobs.cuh"
+#include "device/jobs/row_shares.cuh"
 #include "platform/wgmma.cuh"
 
 namespace distmk {
@@ -136,7 +136,7 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
     const uint32_t ends[2] = {end_of_query(job.run, job.num_heads, lane() / 4),
                               end_of_query(job.run, job.num_heads, lane() / 4 + 8)};
     const uint32_t first_end = job.first_new() + 1;
-    const uint32_t seen_by_all = job.end - min(job.end, args.window);
+    const uint32_t kv_len = static_cast<uint32_t>(job.run.kv_len), seen_by_all = kv_len - min(kv_len, args.window);
     const uint32_t window = args.window;
     const ScoreArgs scores = args.scores;
     const bool varies = !are_only_scaled(scores);
@@ -191,6 +191,19 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
         *accumulated(offset, query, 4 * j + lane() % 4) = {acc[j][2 * i], acc[j][2 * i + 1]};
     }
   }
+  // Leaves the partials of a job that other workers share, if no other warp of this one does.
+  DISTMK_FN void leave(const RowJob& job) const {
+    const SharePartials partials(job, job.part());
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t query = lane() / 4 + 8 * i;
+      if (query >= job.num_queries()) continue;
+      if (lane() % 4 == 0) partials.store(query, softmax[i]);
+#pragma unroll
+      for (uint32_t j = 0; j < DIM / 8; ++j)
+        partials.store(query, 4 * j + lane() % 4, {acc[j][2 * i], acc[j][2 * i + 1]});
+    }
+  }
   // A pair of columns of a query's accumulator. The order of pairs varies with the query, against bank conflicts.
   DISTMK_FN static float2* accumulated(uint32_t offset, uint32_t query, uint32_t pair) {
     return reinterpret_cast<float2*>(shared().at<Overlay::ROW_RINGS>() + offset) + query * DIM / 2 +
@@ -213,32 +226,24 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
   }
 };
 
-// Computes the output of a job that several warps share from their partials. Each of these warps takes pairs of
-// columns.
+// Combines the partials of a job that several warps share. Each of these warps takes pairs of columns.
 template <uint32_t DIM>
 DISTMK_FN void combine_rows(const WarpShare& share) {
-  const AttentionJobsArgs& args = attention_plan().args;
   const RowPartials& partials = attention_plan().partials;
-  auto* out = at_operand<__nv_bfloat16>(args.out);
-  const uint32_t first = threadIdx.x - share.first_warp * 32, num_threads = share.num_pieces * 32;
-#pragma unroll 1
-  for (uint32_t i = first; i < share.job.num_queries() * DIM / 2; i += num_threads) {
-    const uint32_t query = i / (DIM / 2), pair = i % (DIM / 2);
-    if (2 * pair >= args.head_dim) continue;
-    const auto of_piece = [&](uint32_t piece) { return partials.softmax[share.first_warp + piece][query]; };
-    auto total = begin_merge<Base2>(share.num_pieces, of_piece);
-    float2 o = {0.0f, 0.0f};
-#pragma unroll 2
-    for (uint32_t piece = 0; piece < share.num_pieces; ++piece) {
-      const float weight = total.add(of_piece(piece));
-      const float2 each = *RowWarp<DIM>::accumulated(partials.accumulators[share.first_warp + piece], query, pair);
-      o.x += weight * each.x;
-      o.y += weight * each.y;
-    }
-    const float scale = normalizer(total.sum);
-    *reinterpret_cast<uint32_t*>(out + QueryPlace(share.job, query).output(args, 2 * pair)) =
-        pack_bf16(o.x * scale, o.y * scale);
-  }
+  const Team warps = {threadIdx.x - share.first_warp * 32, share.num_pieces * 32};
+  const auto softmax = [&](uint32_t piece, uint32_t query) {
+    return partials.softmax[share.first_warp + piece][query];
+  };
+  const auto accumulated = [&](uint32_t piece, uint32_t query, uint32_t pair) {
+    return *RowWarp<DIM>::accumulated(partials.accumulators[share.first_warp + piece], query, pair);
+  };
+  if (share.job.num_workers == 1) return store_combined<DIM>(share.job, warps, share.num_pieces, softmax, accumulated);
+  const SharePartials shared_job(share.job, share.job.part());
+  for_each_combined<DIM>(share.job, warps, share.num_pieces, softmax, accumulated,
+                         [&](uint32_t query, uint32_t pair, const LogSumExp<Base2>& total, float2 o) {
+                           if (pair == 0) shared_job.store(query, total);
+                           shared_job.store(query, pair, o);
+                         });
 }
 
 // Runs all row jobs of this worker. All consumers call it, once they are done with the stages.
@@ -259,12 +264,15 @@ DISTMK_NOINLINE bool run_row_jobs() {
     warp.attend(share, copies, is_first);
     if (share.num_pieces > 1)
       warp.leave(share.job.num_queries(), copies.free_offset());
+    else if (share.job.num_workers > 1)
+      warp.leave(share.job);
     else
       warp.store(share.job);
   }
   mark(Mark::LAST);
   barrier_sync<NUM_CONSUMERS>();
   if (share.num_pieces > 1) combine_rows<DIM>(share);
+  if (attention_schedule().row_share) combine_shares<DIM>();
   mark(Mark::STORED);
   return end_task_of_body(), true;
 }
