@@ -195,7 +195,8 @@ DISTMK_FN void run_attention_jobs(Context& context) {
     run_block_jobs<DIM>(context);
   }
   if constexpr (DIM <= MAX_HEAD_DIM / 2)
-    if (schedule.num_jobs > schedule.num_block_jobs) context.set_ready(run_row_jobs<DIM>());
+    if (schedule.num_jobs > schedule.num_block_jobs)
+      context.set_ready(schedule.row_share ? run_row_jobs<DIM, true>() : run_row_jobs<DIM, false>());
 }
 
 // Makes the plan of a task, and the schedule unless an earlier layer has left it. All consumers call it.

@@ -26,12 +26,12 @@ struct RowRing {
 };
 
 // A warp's copies of its tiles, one after another through all jobs of its share, COUNT - 1 tiles ahead.
-template <uint32_t DIM>
+template <uint32_t DIM, bool SHARED>
 class RowCopies {
  public:
   using Ring = RowRing<DIM>;
 
-  DISTMK_FN explicit RowCopies(const WarpShare& share) : share_(share) {}
+  DISTMK_FN explicit RowCopies(const WarpShare<SHARED>& share) : share_(share) {}
   // Starts the first copies. Tiles from earlier iterations are copied before the task's inputs are there, others
   // afterwards.
   DISTMK_FN void begin(Context& context) {
@@ -54,7 +54,7 @@ class RowCopies {
   DISTMK_FN uint32_t free_offset() const { return Ring::offset(next_); }
 
  private:
-  WarpShare share_;
+  WarpShare<SHARED> share_;
   uint32_t position_ = 0;  // position of the tile to copy next; behind share_.end, there is none
   uint32_t page_;          // page of this lane's position
   uint32_t next_ = 0;      // its place in the ring
@@ -130,7 +130,8 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
       for (uint32_t j = 0; j < DIM / 8; ++j) q[j / 2][i + j % 2 * 2] = 8 * j < dim ? __ldcg(from + 4 * j) : 0;
     }
   }
-  DISTMK_FN void attend(const WarpShare& share, RowCopies<DIM>& copies, bool is_first) {
+  template <bool SHARED>
+  DISTMK_FN void attend(const WarpShare<SHARED>& share, RowCopies<DIM, SHARED>& copies, bool is_first) {
     const AttentionJobsArgs& args = attention_plan().args;
     const RowJob& job = share.job;
     const uint32_t ends[2] = {end_of_query(job.run, job.num_heads, lane() / 4),
@@ -227,8 +228,8 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
 };
 
 // Combines the partials of a job that several warps share. Each of these warps takes pairs of columns.
-template <uint32_t DIM>
-DISTMK_FN void combine_rows(const WarpShare& share) {
+template <uint32_t DIM, bool SHARED>
+DISTMK_FN void combine_rows(const WarpShare<SHARED>& share) {
   const RowPartials& partials = attention_plan().partials;
   const Team warps = {threadIdx.x - share.first_warp * 32, share.num_pieces * 32};
   const auto softmax = [&](uint32_t piece, uint32_t query) {
@@ -237,7 +238,8 @@ DISTMK_FN void combine_rows(const WarpShare& share) {
   const auto accumulated = [&](uint32_t piece, uint32_t query, uint32_t pair) {
     return *RowWarp<DIM>::accumulated(partials.accumulators[share.first_warp + piece], query, pair);
   };
-  if (share.job.num_workers == 1) return store_combined<DIM>(share.job, warps, share.num_pieces, softmax, accumulated);
+  if (!SHARED || share.job.num_workers == 1)
+    return store_combined<DIM>(share.job, warps, share.num_pieces, softmax, accumulated);
   const SharePartials shared_job(share.job, share.job.part());
   for_each_combined<DIM>(share.job, warps, share.num_pieces, softmax, accumulated,
                          [&](uint32_t query, uint32_t pair, const LogSumExp<Base2>& total, float2 o) {
@@ -247,12 +249,12 @@ DISTMK_FN void combine_rows(const WarpShare& share) {
 }
 
 // Runs all row jobs of this worker. All consumers call it, once they are done with the stages.
-template <uint32_t DIM>
+template <uint32_t DIM, bool SHARED>
 DISTMK_NOINLINE bool run_row_jobs() {
   Context context(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
   begin_current(context);
-  WarpShare share;
-  RowCopies<DIM> copies(share);
+  WarpShare<SHARED> share;
+  RowCopies<DIM, SHARED> copies(share);
   RowWarp<DIM> warp;
   copies.begin(context);
   mark(Mark::PREPARED);
@@ -264,7 +266,7 @@ DISTMK_NOINLINE bool run_row_jobs() {
     warp.attend(share, copies, is_first);
     if (share.num_pieces > 1)
       warp.leave(share.job.num_queries(), copies.free_offset());
-    else if (share.job.num_workers > 1)
+    else if (SHARED && share.job.num_workers > 1)
       warp.leave(share.job);
     else
       warp.store(share.job);
@@ -272,7 +274,7 @@ DISTMK_NOINLINE bool run_row_jobs() {
   mark(Mark::LAST);
   barrier_sync<NUM_CONSUMERS>();
   if (share.num_pieces > 1) combine_rows<DIM>(share);
-  if (attention_schedule().row_share) combine_shares<DIM>();
+  if constexpr (SHARED) combine_shares<DIM>();
   mark(Mark::STORED);
   return end_task_of_body(), true;
 }

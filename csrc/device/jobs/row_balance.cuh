@@ -10,8 +10,8 @@ namespace jobs {
 #ifdef DISTMK_EMULATED
 constexpr uint32_t SHARING_TILES = 1, LEAST_SHARE = 2;  // few, so that tests with short sequences share
 #else
-// Tiles that a worker reads in the time that partials cost, and the fewest that are worth a worker.
-constexpr uint32_t SHARING_TILES = 16, LEAST_SHARE = 8;
+// Tiles of a worker that must be saved for partials to pay (J43 in EXPERIMENTS.md), and the fewest worth a worker.
+constexpr uint32_t SHARING_TILES = 96, LEAST_SHARE = 8;
 #endif
 
 // Tiles of a run and a KV head.
@@ -31,7 +31,8 @@ class RowBalance {
     const uint32_t share = max((num_tiles + num_workers - 1) / num_workers, LEAST_SHARE);
     // Jobs are dealt in order of decreasing length, back and forth. So one of these workers has the most tiles.
     const uint32_t most = max(tiles_of_worker(0), tiles_of_worker(num_workers - 1));
-    if (threadIdx.x == 0 && most > share + SHARING_TILES) schedule_.row_share = share;
+    // Of nearly equal loads, whole jobs divide better among a worker's warps.
+    if (threadIdx.x == 0 && most > share + share / 8 + SHARING_TILES) schedule_.row_share = share;
   }
 
  private:

@@ -24,10 +24,12 @@ struct RowJob {
   DISTMK_FN uint32_t part() const { return attention_plan().worker - first_worker; }
 
   // Finds the row job in a round of this worker. False: there are no more jobs. A round without a row job has no tiles.
+  // SHARED: workers share jobs.
+  template <bool SHARED>
   DISTMK_FN bool find(uint32_t round) {
     const AttentionPlan& plan = attention_plan();
     const AttentionSchedule& schedule = attention_schedule();
-    if (schedule.row_share) return find_shared(plan.worker * schedule.row_share, round);
+    if constexpr (SHARED) return find_shared(plan.worker * schedule.row_share, round);
     const uint32_t index = plan.job_of_round(round);
     begin = end = 0;
     if (index >= schedule.num_jobs) return false;
@@ -83,6 +85,7 @@ struct RowJob {
 };
 
 // What a warp attends: some jobs, or a piece of one.
+template <bool SHARED>
 class WarpShare {
  public:
   RowJob job;
@@ -100,7 +103,7 @@ class WarpShare {
       first_warp = dealer.warp, num_pieces = dealer.num_pieces;
       room_ = dealer.room() + num_tiles;
     });
-    if (num_pieces > 1) job.find(round_);
+    if (num_pieces > 1) job.template find<SHARED>(round_);
   }
   // Moves on to the next job. False: there is none.
   DISTMK_FN bool next() {
@@ -112,7 +115,7 @@ class WarpShare {
       has_job_ = false;
       return true;
     }
-    for (; job.find(round_); ++round_) {
+    for (; job.template find<SHARED>(round_); ++round_) {
       const uint32_t num_tiles = job.num_tiles();
       if (!num_tiles) continue;
       if (num_tiles > room_) break;
@@ -135,7 +138,7 @@ class WarpShare {
 #pragma unroll 1
     for (uint32_t first = 0; num_found == 32; first += 32) {
       RowJob of_lane;
-      num_found = count_bits(__ballot_sync(~0u, of_lane.find(first + threadIdx.x % 32)));
+      num_found = count_bits(__ballot_sync(~0u, of_lane.template find<SHARED>(first + threadIdx.x % 32)));
 #pragma unroll 1
       for (uint32_t i = 0; i < num_found; ++i) {
         const uint32_t num_tiles = __shfl_sync(~0u, of_lane.num_tiles(), i);
