@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 15637068781896066566ull;
+constexpr uint64_t ABI_HASH = 10511152651491894536ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -33,6 +33,9 @@ constexpr uint32_t MAX_FUSED_COMBINE_COLS = 4096u;
 constexpr uint32_t COMBINE_WIDTH = 8u;
 constexpr uint32_t POSITIONS_PER_PASS = 128u;
 constexpr uint32_t FUSED_PARTIAL_HEADER = 8u;
+constexpr uint32_t ROW_JOB_QUERIES = 16u;
+constexpr uint32_t ROW_PARTIAL_FLOATS = 2080u;
+constexpr uint32_t ROW_SHARE_FLOATS = 4164u;
 constexpr uint32_t HOT_HEAD_DIM = 128u;
 constexpr uint32_t MAX_HEAD_DIM = 256u;
 constexpr uint32_t MAX_OWN_SCHEDULERS = 12u;
@@ -1355,6 +1358,7 @@ struct AttentionJobsArgs {
   uint64_t page_table;  // i32 [slot, max_pages]
   uint64_t out;  // activations of num_q * head_dim columns
   uint64_t batch;
+  uint64_t shares;  // f32 [num_shares, ROW_SHARE_FLOATS]; 0: none
   uint32_t num_q;
   uint32_t num_kv;
   uint32_t head_dim;
@@ -1368,29 +1372,34 @@ struct AttentionJobsArgs {
   uint32_t tiled;
   uint32_t num_slots;
   uint32_t window;  // positions that a row sees, its own included
+  uint32_t num_shares;
+  uint32_t pad;
   ScoreArgs scores;
 };
-static_assert(sizeof(AttentionJobsArgs) == 112);
+static_assert(sizeof(AttentionJobsArgs) == 128);
 static_assert(offsetof(AttentionJobsArgs, q) == 0);
 static_assert(offsetof(AttentionJobsArgs, k_cache) == 8);
 static_assert(offsetof(AttentionJobsArgs, v_cache) == 16);
 static_assert(offsetof(AttentionJobsArgs, page_table) == 24);
 static_assert(offsetof(AttentionJobsArgs, out) == 32);
 static_assert(offsetof(AttentionJobsArgs, batch) == 40);
-static_assert(offsetof(AttentionJobsArgs, num_q) == 48);
-static_assert(offsetof(AttentionJobsArgs, num_kv) == 52);
-static_assert(offsetof(AttentionJobsArgs, head_dim) == 56);
-static_assert(offsetof(AttentionJobsArgs, group) == 60);
-static_assert(offsetof(AttentionJobsArgs, q_begin) == 64);
-static_assert(offsetof(AttentionJobsArgs, kv_begin) == 68);
-static_assert(offsetof(AttentionJobsArgs, page_size) == 72);
-static_assert(offsetof(AttentionJobsArgs, max_pages) == 76);
-static_assert(offsetof(AttentionJobsArgs, num_pages) == 80);
-static_assert(offsetof(AttentionJobsArgs, q_stride) == 84);
-static_assert(offsetof(AttentionJobsArgs, tiled) == 88);
-static_assert(offsetof(AttentionJobsArgs, num_slots) == 92);
-static_assert(offsetof(AttentionJobsArgs, window) == 96);
-static_assert(offsetof(AttentionJobsArgs, scores) == 100);
+static_assert(offsetof(AttentionJobsArgs, shares) == 48);
+static_assert(offsetof(AttentionJobsArgs, num_q) == 56);
+static_assert(offsetof(AttentionJobsArgs, num_kv) == 60);
+static_assert(offsetof(AttentionJobsArgs, head_dim) == 64);
+static_assert(offsetof(AttentionJobsArgs, group) == 68);
+static_assert(offsetof(AttentionJobsArgs, q_begin) == 72);
+static_assert(offsetof(AttentionJobsArgs, kv_begin) == 76);
+static_assert(offsetof(AttentionJobsArgs, page_size) == 80);
+static_assert(offsetof(AttentionJobsArgs, max_pages) == 84);
+static_assert(offsetof(AttentionJobsArgs, num_pages) == 88);
+static_assert(offsetof(AttentionJobsArgs, q_stride) == 92);
+static_assert(offsetof(AttentionJobsArgs, tiled) == 96);
+static_assert(offsetof(AttentionJobsArgs, num_slots) == 100);
+static_assert(offsetof(AttentionJobsArgs, window) == 104);
+static_assert(offsetof(AttentionJobsArgs, num_shares) == 108);
+static_assert(offsetof(AttentionJobsArgs, pad) == 112);
+static_assert(offsetof(AttentionJobsArgs, scores) == 116);
 
 struct EmbedRowsArgs {
   uint64_t table;  // [last_token - first_token, k] in `format`

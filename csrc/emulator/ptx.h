@@ -89,6 +89,10 @@ inline void publish_store(__nv_bfloat16* p, unsigned short bits) {
 // Numbers are not in the order of the blocks, and some pairs of blocks share one: take_worker_index() must cope with
 // both.
 inline uint32_t sm_number() { return (7 * emulator::current().block->index + 3) / 2; }
+inline uint32_t count_up_in_order(uint32_t* p) {
+  emulator::yield();
+  return __atomic_add_fetch(p, 1, __ATOMIC_ACQ_REL);
+}
 inline uint64_t raise_to(uint64_t* p, uint64_t v) {
   const uint64_t was = __atomic_load_n(p, __ATOMIC_RELAXED);
   if (was < v) __atomic_store_n(p, v, __ATOMIC_RELAXED);

@@ -127,6 +127,12 @@ DISTMK_FN uint32_t sm_number() {
   asm volatile("mov.u32 %0, %smid;" : "=r"(n));
   return n;
 }
+// Counts, and returns the new number. Who gets a number sees what those with smaller numbers did before.
+DISTMK_FN uint32_t count_up_in_order(uint32_t* p) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(p) : "memory");
+  return before + 1;
+}
 // Atomic maximum. Returns the old value.
 DISTMK_FN uint64_t raise_to(uint64_t* p, uint64_t v) {
   return atomicMax(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(v));

@@ -43,6 +43,9 @@ FUSED_PARTIAL_HEADER = 8  # bf16 elements before a partial of the fused combine:
 POSITIONS_PER_PASS = 128  # KV positions of an attention instance that the warps of a CTA hold in registers together
 HOT_HEAD_DIM = 128  # most elements of a head for attention in the loop of a GPU's consumers
 MAX_HEAD_DIM = 256  # most elements of a head on a GPU
+ROW_JOB_QUERIES = 16  # queries of a row job of attention at most; its heads have up to MAX_HEAD_DIM / 2 elements
+ROW_PARTIAL_FLOATS = ROW_JOB_QUERIES * (2 + MAX_HEAD_DIM // 2)  # a query's maximum, sum and accumulator
+ROW_SHARE_FLOATS = 2 * ROW_PARTIAL_FLOATS + 4  # partials of a worker's first and last row job, and a counter
 MARKED_TASKS = 64  # the last tasks of a worker, for which its warps record marks
 MARKED_WORKERS = 256
 MARK_WORDS = 16  # 32-bit words of a task's marks, indexed by `Mark`
@@ -176,6 +179,9 @@ CONSTANTS = {
     "COMBINE_WIDTH": COMBINE_WIDTH,
     "POSITIONS_PER_PASS": POSITIONS_PER_PASS,
     "FUSED_PARTIAL_HEADER": FUSED_PARTIAL_HEADER,
+    "ROW_JOB_QUERIES": ROW_JOB_QUERIES,
+    "ROW_PARTIAL_FLOATS": ROW_PARTIAL_FLOATS,
+    "ROW_SHARE_FLOATS": ROW_SHARE_FLOATS,
     "HOT_HEAD_DIM": HOT_HEAD_DIM,
     "MAX_HEAD_DIM": MAX_HEAD_DIM,
     "MAX_OWN_SCHEDULERS": MAX_OWN_SCHEDULERS,

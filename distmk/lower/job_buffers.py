@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, MAX_K_SPLITS, Space
+from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, MAX_K_SPLITS, ROW_SHARE_FLOATS, Space
 from distmk.graph.graph import Graph
 from distmk.graph.regions import Buffer, Region
 from distmk.lower.buffers import ProgramBuffers, declare_buffers
@@ -26,6 +26,7 @@ class JobBuffers(ProgramBuffers):
     qkv: bf16 [MAX_BUCKET_ROWS, q, k and v columns of a rank].
     q: bf16 [MAX_BUCKET_ROWS, query columns of a rank].
     attention_out, mlp_hidden: activations of the query and MLP columns of a rank.
+    attention_shares: f32 [worker, ROW_SHARE_FLOATS], partials of attention where workers share a sequence; GPUs only.
     sampled_x: activations of hidden_size columns, used by the sampled rows.
     o_splits, down_splits: the number of parts of k into which a rank's o and down projections are split. Different
       instances multiply the parts, and each gives a term of the sum.
@@ -37,6 +38,7 @@ class JobBuffers(ProgramBuffers):
     qkv: Buffer
     q: Buffer
     attention_out: Buffer
+    attention_shares: Buffer | None
     mlp_hidden: Buffer
     sampled_x: Buffer
     o_splits: int
@@ -81,6 +83,7 @@ def declare_job_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> JobBuff
         qkv=rows("job_qkv", max(shape.qkv_cols for shape in plan.shapes)),
         q=rows("job_q", max(q_cols)),
         attention_out=activations("job_attention_out", max(q_cols)),
+        attention_shares=_attention_shares(graph) if tiled else None,
         mlp_hidden=activations("job_mlp_hidden", max(mlp_cols)),
         sampled_x=_sampled_x(graph, hidden, tiled),
         o_splits=o_splits,
@@ -94,6 +97,10 @@ def splits_of(num_cols: int, tiled: bool) -> int:
     GPUs need them, as the rows alone make too few tiles for all SMs.
     """
     return min(MAX_K_SPLITS, padded_cols(num_cols) // ACTIVATION_BLOCK_COLS) if tiled else 1
+
+
+def _attention_shares(graph: Graph) -> Buffer:
+    return graph.buffer("job_attention_shares", ROW_SHARE_FLOATS, rows=graph.num_workers, space=Space.LOCAL)
 
 
 def _sampled_x(graph: Graph, num_cols: int, tiled: bool) -> Buffer:

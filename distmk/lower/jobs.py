@@ -174,6 +174,7 @@ class _Emitter:
                 v_cache=v_cache.at(rank, 0, shape.cache_cols),
                 page_table=buffers.page_table.at(rank),
                 out=buffers.attention_out.at(rank),
+                shares=buffers.attention_shares.at(rank) if buffers.attention_shares else None,
                 batch=buffers.batch.at(rank),
                 tiled=self.tiled,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS
+from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, ROW_SHARE_FLOATS
 from distmk.formats import find_format
 from distmk.lower.job_buffers import splits_of
 from distmk.lower.options import DecodeOptions, settle_factors
@@ -94,5 +94,6 @@ def _job_bytes(config: ModelConfig, options: DecodeOptions, shards: list[Shard])
     least_cols = min(min(shard.num_q * config.head_dim, shard.mlp[1] - shard.mlp[0]) for shard in shards)
     num_k_splits = splits_of(least_cols, options.tiled)
     from_peers = MAX_BUCKET_ROWS * hidden * BF16_BYTES + owned * options.num_ranks * num_k_splits * hidden * F32_BYTES
-    private = activations + owned * hidden * F32_BYTES
+    shares = options.num_workers * ROW_SHARE_FLOATS * F32_BYTES if options.tiled else 0
+    private = activations + owned * hidden * F32_BYTES + shares
     return (private, from_peers) if options.num_ranks > 1 else (private + from_peers, 0)

@@ -8,7 +8,7 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_BUCKET_ROWS, ScoreArgs, check_scores
+from distmk.abi import MAX_BUCKET_ROWS, ROW_SHARE_FLOATS, ScoreArgs, check_scores
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Content, Layout, access, bf16_access, constant_access, require, task_type
 from distmk.tasks.activations import JobTask, activation_access, check_batch, job_batch_accesses
@@ -16,6 +16,7 @@ from distmk.tasks.attention import page_table_content
 from distmk.tasks.slots import check_num_slots, check_slot_capacity
 from distmk.tasks.splits import AttentionShape, check_window
 
+SHARES: Content = ("row shares",)
 MAX_QKV_COLS = 65536  # a row of that many columns and its RoPE fit in a GPU worker's shared memory
 
 
@@ -111,6 +112,7 @@ class AttentionJobsArgs(ctypes.Structure):
         ("page_table", c_uint64),  # i32 [slot, max_pages]
         ("out", c_uint64),  # activations of num_q * head_dim columns
         ("batch", c_uint64),
+        ("shares", c_uint64),  # f32 [num_shares, ROW_SHARE_FLOATS]; 0: none
         ("num_q", c_uint32),
         ("num_kv", c_uint32),
         ("head_dim", c_uint32),
@@ -124,6 +126,8 @@ class AttentionJobsArgs(ctypes.Structure):
         ("tiled", c_uint32),
         ("num_slots", c_uint32),
         ("window", c_uint32),  # positions that a row sees, its own included
+        ("num_shares", c_uint32),
+        ("pad", c_uint32),
         ("scores", ScoreArgs),
     ]
 
@@ -137,6 +141,9 @@ class AttentionJobs(JobTask):
     n rows that ends with kv_len positions, row i attends to the first kv_len - n + i + 1 positions, or to the last
     `shape.window` of these.
 
+    shares: f32 [workers, ROW_SHARE_FLOATS], zeros when a launch begins. Workers that share a sequence's positions leave
+    partials there. None: a worker attends to all positions of a row and a KV head.
+
     An instance is a block of rows of one run and one query head or a group of heads, as the backend divides them.
     max_instances is an upper bound.
 
@@ -149,6 +156,7 @@ class AttentionJobs(JobTask):
     v_cache: Region = None  # type: ignore[assignment]
     page_table: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
+    shares: Region | None = None
     tiled: bool = False
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionJobsArgs
@@ -156,19 +164,24 @@ class AttentionJobs(JobTask):
     uses_pipeline: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"q": "bf16", "k_cache": "bf16", "v_cache": "bf16", "page_table": "i32", "out": "bf16", "batch": None}
+        caches: dict[str, str | None] = {"k_cache": "bf16", "v_cache": "bf16", "page_table": "i32"}
+        return caches | {"q": "bf16", "out": "bf16", "shares": "f32", "batch": None}
 
     def reads(self) -> Iterable[Region]:
         return (self.q, self.k_cache, self.v_cache, self.page_table, self.batch)
 
     def writes(self) -> Iterable[Region]:
-        return (self.out,)
+        return (self.out, *([self.shares] if self.shares else []))
 
     def max_instances(self) -> int:
         return MAX_BUCKET_ROWS * self.shape.num_q
 
     def derived(self, layout: Layout) -> dict[str, Any]:
-        return {"q_stride": self.q.buffer.cols, "scores": self.shape.scores.encode(self.shape.head_dim)}
+        return {
+            "q_stride": self.q.buffer.cols,
+            "num_shares": self.shares.buffer.rows if self.shares else 0,
+            "scores": self.shape.scores.encode(self.shape.head_dim),
+        }
 
     @classmethod
     def num_instances(cls, args: Any) -> int:
@@ -190,7 +203,9 @@ class AttentionJobs(JobTask):
             "a query head has no KV head",
         )
         q_cols = args.num_q * args.head_dim
+        shares = 4 * ROW_SHARE_FLOATS * args.num_shares
         return [
+            *([access(True, rank, args.shares, shares, align_bytes=16, content=SHARES)] if shares else []),
             bf16_access(False, rank, args.q, q_cols, MAX_BUCKET_ROWS, args.q_stride),
             activation_access(True, rank, args.out, q_cols, args.tiled),
             *_cache_accesses(args, rank, write=False),

@@ -24,7 +24,10 @@ class AttentionJobs {
   DISTMK_FN void schedule(const Context& context) {
     sort_runs(context, context.batch(args_.batch)->num_job_runs);
     context.team.sync();
-    if (!schedule_.num_block_runs) return;
+    if (!schedule_.num_block_runs) {
+      if (threadIdx.x < 32 && args_.num_shares >= schedule_.num_workers) RowBalance(args_).share_row_jobs();
+      return;
+    }
     const uint32_t num_workers = schedule_.num_workers;
     // A job's time is taken as its number of queries plus a constant, 24 queries.
     uint32_t least = ~0u, job_queries = MOST_QUERIES;
@@ -101,7 +104,7 @@ class AttentionJobs {
     if (!context.team.leader()) return;
     schedule_.num_workers = context.rank_state.program->num_workers;
     schedule_.num_block_runs = num_block_runs;
-    schedule_.num_block_jobs = 0;
+    schedule_.num_block_jobs = schedule_.row_share = 0;
     schedule_.num_jobs = (num_runs - num_block_runs) * args_.num_kv;
     schedule_.set_source(context.iteration, args_);
   }
@@ -192,7 +195,8 @@ DISTMK_FN void run_attention_jobs(Context& context) {
     run_block_jobs<DIM>(context);
   }
   if constexpr (DIM <= MAX_HEAD_DIM / 2)
-    if (schedule.num_jobs > schedule.num_block_jobs) context.set_ready(run_row_jobs<DIM>());
+    if (schedule.num_jobs > schedule.num_block_jobs)
+      context.set_ready(schedule.row_share ? run_row_jobs<DIM, true>() : run_row_jobs<DIM, false>());
 }
 
 // Makes the plan of a task, and the schedule unless an earlier layer has left it. All consumers call it.

@@ -8,8 +8,9 @@
 namespace distmk {
 namespace jobs {
 
-constexpr uint32_t KV_ROWS = 64;      // positions of a block job's KV tile
-constexpr uint32_t ROW_QUERIES = 16;  // queries of a row job at most
+constexpr uint32_t KV_ROWS = 64;                   // positions of a block job's KV tile
+constexpr uint32_t ROW_TILE = 16;                  // positions of a row job's KV tile
+constexpr uint32_t ROW_QUERIES = ROW_JOB_QUERIES;  // queries of a row job at most
 
 // A block job: a block of queries from a run that has many, and one KV head (attention_block.cuh).
 struct AttentionJob {
@@ -23,6 +24,7 @@ struct AttentionJob {
 struct RowPartials {
   LogSumExp<Base2> softmax[NUM_WARPS][ROW_QUERIES];
   uint32_t accumulators[NUM_WARPS];  // their offsets in the stages, in bytes
+  uint32_t comes_last[2];            // whether all workers have left their partials of a shared job (row_shares.cuh)
 };
 
 // The part of the state that follows from the batch alone. It is the same in all layers of an iteration, so the first
@@ -36,11 +38,19 @@ struct AttentionSchedule {
   };
   // Runs with block jobs, then runs with row jobs, each in order of decreasing positions.
   alignas(16) BatchRun runs[MAX_SEQUENCES];
-  uint32_t first_job[MAX_SEQUENCES];  // each block run's first job
+  uint32_t first_job[MAX_SEQUENCES];  // each block run's first job; if row_share, each row run's first tile
   uint32_t num_block_runs, num_block_jobs, num_jobs, num_workers;
   uint32_t job_queries;  // queries of a block job at most
+  // The tiles of row jobs, of all runs and KV heads one after another, of which a worker takes this many. 0: a worker
+  // takes whole jobs.
+  uint32_t row_share;
   Source source;
 
+  // Number of a worker's job in a round; it exists if it is below num_jobs. Jobs get shorter with their number, so they
+  // are dealt from the first worker to the last and then back.
+  DISTMK_FN uint32_t job_of_round(uint32_t worker, uint32_t round) const {
+    return round * num_workers + (round % 2 ? num_workers - 1 - worker : worker);
+  }
   // All consumers call it, before one of them calls set_source().
   DISTMK_FN bool is_of(uint64_t iteration, const AttentionJobsArgs& args) const {
     return shared().attention_schedule == iteration + 1 && source.batch == args.batch && source.num_q == args.num_q &&
@@ -63,12 +73,7 @@ struct AttentionPlan {
   AttentionJob job;  // the current block job
   RowPartials partials;
 
-  // Number of the worker's job in a round; it exists if it is below num_jobs. Jobs get shorter with their number, so
-  // they are dealt from the first worker to the last and then back.
-  DISTMK_FN uint32_t job_of_round(uint32_t round) const {
-    const uint32_t num_workers = attention_schedule().num_workers;
-    return round * num_workers + (round % 2 ? num_workers - 1 - worker : worker);
-  }
+  DISTMK_FN uint32_t job_of_round(uint32_t round) const { return attention_schedule().job_of_round(worker, round); }
   // Whether this worker has block jobs.
   DISTMK_FN bool has_block_jobs() const { return job_of_round(0) < attention_schedule().num_block_jobs; }
 };

@@ -4,7 +4,7 @@
 #pragma once
 #include "device/core/end_task.cuh"
 #include "device/jobs/query_tile.cuh"
-#include "device/jobs/row_jobs.cuh"
+#include "device/jobs/row_shares.cuh"
 #include "platform/wgmma.cuh"
 
 namespace distmk {
@@ -26,12 +26,12 @@ struct RowRing {
 };
 
 // A warp's copies of its tiles, one after another through all jobs of its share, COUNT - 1 tiles ahead.
-template <uint32_t DIM>
+template <uint32_t DIM, bool SHARED>
 class RowCopies {
  public:
   using Ring = RowRing<DIM>;
 
-  DISTMK_FN explicit RowCopies(const WarpShare& share) : share_(share) {}
+  DISTMK_FN explicit RowCopies(const WarpShare<SHARED>& share) : share_(share) {}
   // Starts the first copies. Tiles from earlier iterations are copied before the task's inputs are there, others
   // afterwards.
   DISTMK_FN void begin(Context& context) {
@@ -54,7 +54,7 @@ class RowCopies {
   DISTMK_FN uint32_t free_offset() const { return Ring::offset(next_); }
 
  private:
-  WarpShare share_;
+  WarpShare<SHARED> share_;
   uint32_t position_ = 0;  // position of the tile to copy next; behind share_.end, there is none
   uint32_t page_;          // page of this lane's position
   uint32_t next_ = 0;      // its place in the ring
@@ -130,13 +130,14 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
       for (uint32_t j = 0; j < DIM / 8; ++j) q[j / 2][i + j % 2 * 2] = 8 * j < dim ? __ldcg(from + 4 * j) : 0;
     }
   }
-  DISTMK_FN void attend(const WarpShare& share, RowCopies<DIM>& copies, bool is_first) {
+  template <bool SHARED>
+  DISTMK_FN void attend(const WarpShare<SHARED>& share, RowCopies<DIM, SHARED>& copies, bool is_first) {
     const AttentionJobsArgs& args = attention_plan().args;
     const RowJob& job = share.job;
     const uint32_t ends[2] = {end_of_query(job.run, job.num_heads, lane() / 4),
                               end_of_query(job.run, job.num_heads, lane() / 4 + 8)};
     const uint32_t first_end = job.first_new() + 1;
-    const uint32_t seen_by_all = job.end - min(job.end, args.window);
+    const uint32_t kv_len = static_cast<uint32_t>(job.run.kv_len), seen_by_all = kv_len - min(kv_len, args.window);
     const uint32_t window = args.window;
     const ScoreArgs scores = args.scores;
     const bool varies = !are_only_scaled(scores);
@@ -191,6 +192,19 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
         *accumulated(offset, query, 4 * j + lane() % 4) = {acc[j][2 * i], acc[j][2 * i + 1]};
     }
   }
+  // Leaves the partials of a job that other workers share, if no other warp of this one does.
+  DISTMK_FN void leave(const RowJob& job) const {
+    const SharePartials partials(job, job.part());
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint32_t query = lane() / 4 + 8 * i;
+      if (query >= job.num_queries()) continue;
+      if (lane() % 4 == 0) partials.store(query, softmax[i]);
+#pragma unroll
+      for (uint32_t j = 0; j < DIM / 8; ++j)
+        partials.store(query, 4 * j + lane() % 4, {acc[j][2 * i], acc[j][2 * i + 1]});
+    }
+  }
   // A pair of columns of a query's accumulator. The order of pairs varies with the query, against bank conflicts.
   DISTMK_FN static float2* accumulated(uint32_t offset, uint32_t query, uint32_t pair) {
     return reinterpret_cast<float2*>(shared().at<Overlay::ROW_RINGS>() + offset) + query * DIM / 2 +
@@ -213,41 +227,34 @@ struct RowWarp : QueryTile<DIM, ROW_TILE> {
   }
 };
 
-// Computes the output of a job that several warps share from their partials. Each of these warps takes pairs of
-// columns.
-template <uint32_t DIM>
-DISTMK_FN void combine_rows(const WarpShare& share) {
-  const AttentionJobsArgs& args = attention_plan().args;
+// Combines the partials of a job that several warps share. Each of these warps takes pairs of columns.
+template <uint32_t DIM, bool SHARED>
+DISTMK_FN void combine_rows(const WarpShare<SHARED>& share) {
   const RowPartials& partials = attention_plan().partials;
-  auto* out = at_operand<__nv_bfloat16>(args.out);
-  const uint32_t first = threadIdx.x - share.first_warp * 32, num_threads = share.num_pieces * 32;
-#pragma unroll 1
-  for (uint32_t i = first; i < share.job.num_queries() * DIM / 2; i += num_threads) {
-    const uint32_t query = i / (DIM / 2), pair = i % (DIM / 2);
-    if (2 * pair >= args.head_dim) continue;
-    const auto of_piece = [&](uint32_t piece) { return partials.softmax[share.first_warp + piece][query]; };
-    auto total = begin_merge<Base2>(share.num_pieces, of_piece);
-    float2 o = {0.0f, 0.0f};
-#pragma unroll 2
-    for (uint32_t piece = 0; piece < share.num_pieces; ++piece) {
-      const float weight = total.add(of_piece(piece));
-      const float2 each = *RowWarp<DIM>::accumulated(partials.accumulators[share.first_warp + piece], query, pair);
-      o.x += weight * each.x;
-      o.y += weight * each.y;
-    }
-    const float scale = normalizer(total.sum);
-    *reinterpret_cast<uint32_t*>(out + QueryPlace(share.job, query).output(args, 2 * pair)) =
-        pack_bf16(o.x * scale, o.y * scale);
-  }
+  const Team warps = {threadIdx.x - share.first_warp * 32, share.num_pieces * 32};
+  const auto softmax = [&](uint32_t piece, uint32_t query) {
+    return partials.softmax[share.first_warp + piece][query];
+  };
+  const auto accumulated = [&](uint32_t piece, uint32_t query, uint32_t pair) {
+    return *RowWarp<DIM>::accumulated(partials.accumulators[share.first_warp + piece], query, pair);
+  };
+  if (!SHARED || share.job.num_workers == 1)
+    return store_combined<DIM>(share.job, warps, share.num_pieces, softmax, accumulated);
+  const SharePartials shared_job(share.job, share.job.part());
+  for_each_combined<DIM>(share.job, warps, share.num_pieces, softmax, accumulated,
+                         [&](uint32_t query, uint32_t pair, const LogSumExp<Base2>& total, float2 o) {
+                           if (pair == 0) shared_job.store(query, total);
+                           shared_job.store(query, pair, o);
+                         });
 }
 
 // Runs all row jobs of this worker. All consumers call it, once they are done with the stages.
-template <uint32_t DIM>
+template <uint32_t DIM, bool SHARED>
 DISTMK_NOINLINE bool run_row_jobs() {
   Context context(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
   begin_current(context);
-  WarpShare share;
-  RowCopies<DIM> copies(share);
+  WarpShare<SHARED> share;
+  RowCopies<DIM, SHARED> copies(share);
   RowWarp<DIM> warp;
   copies.begin(context);
   mark(Mark::PREPARED);
@@ -259,12 +266,15 @@ DISTMK_NOINLINE bool run_row_jobs() {
     warp.attend(share, copies, is_first);
     if (share.num_pieces > 1)
       warp.leave(share.job.num_queries(), copies.free_offset());
+    else if (SHARED && share.job.num_workers > 1)
+      warp.leave(share.job);
     else
       warp.store(share.job);
   }
   mark(Mark::LAST);
   barrier_sync<NUM_CONSUMERS>();
   if (share.num_pieces > 1) combine_rows<DIM>(share);
+  if constexpr (SHARED) combine_shares<DIM>();
   mark(Mark::STORED);
   return end_task_of_body(), true;
 }

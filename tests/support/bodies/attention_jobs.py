@@ -8,7 +8,15 @@ from support import reference
 from support.bodies.attention_inputs import PLAIN, Heads
 from support.bodies.board import Board
 
-from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, MAX_SEQUENCES, BatchRun, JobBatch, Space
+from distmk.abi import (
+    ACTIVATION_BLOCK_COLS,
+    MAX_BUCKET_ROWS,
+    MAX_SEQUENCES,
+    ROW_SHARE_FLOATS,
+    BatchRun,
+    JobBatch,
+    Space,
+)
 from distmk.graph.regions import Region
 from distmk.tasks import AppendKv, AttentionJobs, AttentionShape
 from distmk.tasks.activations import activation_cols
@@ -42,6 +50,15 @@ def random_decoding_runs(rng: np.random.Generator, max_len: int, group: int) -> 
     lengths.append(rows[-1])
     slots = rng.permutation(MAX_SEQUENCES)[: len(rows)]
     return [(n, int(slot), max(n, int(length))) for n, slot, length in zip(rows, slots, lengths, strict=True)]
+
+
+def random_long_runs(rng: np.random.Generator, max_len: int, group: int) -> Runs:
+    """Sequences with few rows, one of them much longer than the others, and no chunk of a prompt."""
+    rows = [int(rng.integers(1, 16 // group + 1)) for _ in range(int(rng.integers(1, 7)))]
+    lengths = [max_len, *rng.integers(1, max_len // 4, len(rows) - 1)]
+    slots = rng.permutation(MAX_SEQUENCES)[: len(rows)]
+    runs = [(n, int(slot), max(n, int(length))) for n, slot, length in zip(rows, slots, lengths, strict=True)]
+    return [runs[i] for i in rng.permutation(len(runs))]
 
 
 def job_batch_of(runs: Runs) -> JobBatch:
@@ -112,6 +129,14 @@ class AttentionJobsCase:
         before, after = (8 * int(pad) for pad in self.board.rng.integers(0, 3, 2))
         return self.board.buffer(before + cols + after, MAX_BUCKET_ROWS, "bf16").at(self.rank, before, before + cols)
 
+    def _shares(self) -> Region | None:
+        """Partials of every worker, mostly."""
+        if not self.board.gpu_layout or self.board.rng.random() < 0.2:
+            return None
+        num_workers = self.board.num_workers
+        shares = self.board.buffer(ROW_SHARE_FLOATS, num_workers, space=Space.LOCAL).at(self.rank)
+        return self.board.writable(self.board.fill(shares, torch.zeros(num_workers, ROW_SHARE_FLOATS)), num_workers)
+
     def _add(self, what: str) -> None:
         s, board, rank = self.shape, self.board, self.rank
         q_cols = s.num_q * s.head_dim
@@ -148,7 +173,9 @@ class AttentionJobsCase:
                 **both,
             )
         )
-        board.graph.add(AttentionJobs(rank, f"attention {what}", out=out, tiled=self.tiled, **both))
+        board.graph.add(
+            AttentionJobs(rank, f"attention {what}", out=out, shares=self._shares(), tiled=self.tiled, **both)
+        )
 
         def read(memory: Memory) -> tuple[torch.Tensor, torch.Tensor]:
             raw = np.stack([memory[cache.buffer].reshape(-1) for cache in (k_cache, v_cache)])

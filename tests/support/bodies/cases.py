@@ -12,7 +12,7 @@ from support.bodies import linear, linear_jobs, residual_rows, sampling, small
 from support.bodies.assignment import one_of_two_fuses_combine
 from support.bodies.attention import attention, extreme_scores, long_splits
 from support.bodies.attention_inputs import Heads
-from support.bodies.attention_jobs import attention_jobs, random_decoding_runs, random_job_runs
+from support.bodies.attention_jobs import attention_jobs, random_decoding_runs, random_job_runs, random_long_runs
 from support.bodies.board import Board, in_turn
 from support.bodies.fused_combine import fused_combine
 from support.bodies.packed_linear import product_of
@@ -314,6 +314,8 @@ def _attention_jobs(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         heads = Heads(int(rng.integers(1, 2 * group + 1)), group, int(rng.integers(group)))
         rows, how = random_decoding_runs(rng, max_len, group), _random_scoring(rng, max_len)
         yield _on_one(board, attention_jobs, heads, head_dim, page_size, True, rows, how)
+        rows, how = random_long_runs(rng, max_len, group), _random_scoring(rng, max_len)
+        yield _on_one(board, attention_jobs, heads, head_dim, page_size, False, rows, how)
     # As many as there can be, before a chunk of a prompt.
     lengths = [int(rng.integers(max_len)), *rng.integers(1, 30, MAX_SEQUENCES - 2)]
     rows = [(1, slot, int(length) + 1) for slot, length in enumerate(lengths)]
