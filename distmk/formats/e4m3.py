@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from distmk.formats.arrays import cast, contiguous
+from distmk.formats.arrays import viewed
 from distmk.formats.packed_tiles import PackedTiles
 from distmk.formats.weight_format import U8, QuantizedRows, padded_codes, padded_to_host_groups
 from distmk.model.bf16 import F32
@@ -84,12 +84,10 @@ class E4m3(PackedTiles):
     @classmethod
     def lane_words(cls, codes: Any) -> Any:
         # Of four columns, the low half of a word has the first and the third, the high half the second and the fourth.
-        low, high = (_two_codes(codes[..., col::4], codes[..., col + 2 :: 4]) for col in (0, 1))
-        words = (low | high << 16).swapaxes(2, 3)
-        return contiguous(words).reshape(*codes.shape[:2], codes.shape[3], -1)
-
-
-def _two_codes(first: Any, second: Any) -> Any:
-    """The 16 bits of two codes."""
-    a, b = cast(first, "int32"), cast(second, "int32")
-    return (a & 0x80) << 8 | (a & 0x7F) << 4 | (b & 0x80) << 4 | (b & 0x0F) | (b & 0x70) << 8
+        four = viewed(codes, "int32").swapaxes(2, 3)
+        words = (four & 0x80) << 8
+        for shift, mask in ((4, 0x7F0), (-12, 0x800), (-16, 0xF), (16, -(1 << 31)), (12, 0x7F00000), (-4, 0x8000000)):
+            words |= (four << shift if shift > 0 else four >> -shift) & mask
+        words |= four >> 8 & 0xF7000
+        words |= four & 0x70000000
+        return words.reshape(*codes.shape[:2], codes.shape[3], -1)

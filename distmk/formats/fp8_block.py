@@ -26,4 +26,4 @@ class Fp8Block(E4m3):
     def scale_sections(cls, rows: QuantizedRows, num_k_tiles: int) -> Sequence[Any]:
         scales = zeros((len(rows.scales), num_k_tiles * K_TILE // cls.group_cols), "float32", rows.scales)
         scales[:, : rows.scales.shape[1]] = rows.scales
-        return [viewed(scales.reshape(len(scales), num_k_tiles, -1), "uint8")]
+        return [viewed(scales.reshape(len(scales), num_k_tiles, 1, -1), "uint8")]

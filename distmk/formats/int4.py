@@ -42,5 +42,5 @@ class Int4(Int4Groups):
         for given, dtype in ((rows.scales, "float16"), (rows.zeros, "uint8")):
             whole = zeros((len(given), num_k_tiles * K_TILE // cls.group_cols), dtype, given)
             whole[:, : given.shape[1]] = given
-            sections.append(viewed(whole.reshape(len(whole), num_k_tiles, -1), "uint8"))
+            sections.append(viewed(whole.reshape(len(whole), num_k_tiles, 1, -1), "uint8"))
         return sections

@@ -117,7 +117,7 @@ def _tile_constants(weight_format: type[WeightFormat]) -> list[str]:
     """Of packed tiles (distmk/formats/packed_tiles.py)."""
     if not issubclass(weight_format, PackedTiles) or not weight_format.runs_on_gpu:
         return []
-    per_stage, row_bytes = weight_format.tiles_per_stage, abi.CONSTANTS["K_TILE"] * weight_format.element_bits // 8
+    per_stage, row_bytes = weight_format.tiles_per_stage, weight_format.tile_row_bytes()
     return [
         f"  static constexpr uint32_t TILES_PER_STAGE = {per_stage}u, TILE_ROW_BYTES = {row_bytes}u;",
         f"  static constexpr uint32_t TILE_SCALE_BYTES = {weight_format.tile_scale_bytes}u;",

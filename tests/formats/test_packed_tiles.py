@@ -97,7 +97,7 @@ def pair_order(num_rows: int) -> list[int]:
 @pytest.mark.parametrize("found", GPU_FORMATS, ids=lambda found: found.name)
 def test_packed_as_described(found: type[WeightFormat]) -> None:
     rng = np.random.default_rng()
-    row_bytes, scales = 32 * found.element_bits, getattr(found, "tile_scale_bytes", 0)
+    row_bytes, scales = found.tile_row_bytes(), found.tile_scale_bytes
     for paired in (False, True):
         slabs = [int(n) * (1 + paired) for n in rng.choice([1, 3, 8, 17, 30, 33], 2)]
         num_cols = int(rng.choice([100, 256, 576, 2100]))

@@ -21,7 +21,7 @@ def test_a_wrong_bit_is_found(found: type[PackedTiles]) -> None:
         linear.columns(board, 0, 4e-6, Epilogue.STORE, 300, 20, 3, product_of(found))
     (weight, _) = [each for each in board.graph.weights if each.format is found]
     assert weight.data is not None
-    codes = weight.data[found.tile_scale_bytes : found.tile_scale_bytes + 16 * 32 * found.element_bits]
+    codes = weight.data[found.tile_scale_bytes : found.tile_scale_bytes + 16 * found.tile_row_bytes()]
     codes ^= np.uint8(0x10)
     with distmk.connect() as bootstrap, distmk.Session(board.compile(), bootstrap, backend="emulated") as session:
         wrong, right = [each.error for each in board.run(session) if each.kind == "packed_linear STORE"]
