@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10511152651491894536ull;
+constexpr uint64_t ABI_HASH = 1293413656537950303ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -202,6 +202,9 @@ struct Q5_1Format {
 struct Q8_0Format {
   static constexpr uint32_t ID = 20u, ELEMENT_BITS = 8u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 32u;
+  static constexpr uint32_t TILES_PER_STAGE = 4u, TILE_ROW_BYTES = 256u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 256u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -213,6 +216,9 @@ struct Q8_0Format {
 struct Q4_KFormat {
   static constexpr uint32_t ID = 21u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 256u;
+  static constexpr uint32_t TILES_PER_STAGE = 4u, TILE_ROW_BYTES = 128u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 320u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -235,6 +241,9 @@ struct Q5_KFormat {
 struct Q6_KFormat {
   static constexpr uint32_t ID = 23u, ELEMENT_BITS = 6u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 256u;
+  static constexpr uint32_t TILES_PER_STAGE = 4u, TILE_ROW_BYTES = 192u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 288u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -242,8 +251,8 @@ struct Q6_KFormat {
   }
 };
 
-// X(name, index) of every format with packed tiles.
-#define DISTMK_PACKED_FORMATS(X) X(Fp8, 0) X(Fp8Block, 1) X(Int4, 2)
+// X(name) of every format with packed tiles.
+#define DISTMK_PACKED_FORMATS(X) X(Fp8) X(Fp8Block) X(Int4) X(Q8_0) X(Q4_K) X(Q6_K)
 
 struct Wait {
   uint32_t event;
@@ -1707,7 +1716,7 @@ struct TaskTraits<TaskType::LINEAR> : DefaultTaskTraits {
   static constexpr bool STREAMS_WEIGHTS = true;
   static constexpr bool POLLS_INPUTS = true;
   static constexpr bool RESETS_ROWS = true;
-  static constexpr uint32_t CODE_PATH = 10u, HOT_VARIANTS = 17u;
+  static constexpr uint32_t CODE_PATH = 6u, HOT_VARIANTS = 17u;
 };
 template <>
 struct TaskTraits<TaskType::EMBED> : DefaultTaskTraits {
@@ -1818,7 +1827,7 @@ struct TaskTraits<TaskType::PACKED_LINEAR> : DefaultTaskTraits {
   static constexpr bool STREAMS_WEIGHTS = true;
   static constexpr bool POLLS_INPUTS = true;
   static constexpr bool RESETS_ROWS = true;
-  static constexpr uint32_t CODE_PATH = 4u, HOT_VARIANTS = 6u;
+  static constexpr uint32_t CODE_PATH = 4u, HOT_VARIANTS = 2u;
 };
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4 || type == 26; }
@@ -1829,7 +1838,7 @@ constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type =
 constexpr bool loops_over_instances([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24; }
 constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14; }
 constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
-constexpr uint32_t NUM_HOT_PATHS = 26u;
+constexpr uint32_t NUM_HOT_PATHS = 22u;
 
 // X(id, body, argument struct) of every type: csrc defines body_<body>(Context&, const Args&).
 #if defined(__CUDACC__) || defined(DISTMK_EMULATED)

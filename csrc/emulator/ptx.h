@@ -200,6 +200,12 @@ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   };
   return product(0) | product(1) << 16;
 }
+inline uint32_t add_pairs(uint32_t a, uint32_t b) {
+  const auto sum = [&](uint32_t half) -> uint32_t {
+    return __float2bfloat16_rn(bf16_of_pair(a, half) + bf16_of_pair(b, half)).bits;
+  };
+  return sum(0) | sum(1) << 16;
+}
 inline float half_to_float(uint32_t bits) {
   const uint32_t exponent = bits >> 10 & 31, mantissa = bits & 1023;
   const float v = exponent ? __uint_as_float((exponent + 112) << 23 | mantissa << 13) : mantissa * 0x1p-24f;

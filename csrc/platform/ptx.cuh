@@ -328,6 +328,12 @@ DISTMK_FN uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
   return d;
 }
+// The sums of two pairs of bf16.
+DISTMK_FN uint32_t add_pairs(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(0x3f803f80u), "r"(b));
+  return d;
+}
 // The float16 in the low half of `bits`.
 DISTMK_FN float half_to_float(uint32_t bits) {
   float f;

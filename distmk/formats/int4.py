@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from distmk.abi import K_TILE, M_TILE
-from distmk.formats.arrays import cast, contiguous, viewed, zeros
+from distmk.formats.arrays import viewed, zeros
 from distmk.formats.int4_groups import Int4Groups
+from distmk.formats.lane_words import packed_pairs
 from distmk.formats.weight_format import QuantizedRows
 
 
@@ -31,10 +32,7 @@ class Int4(Int4Groups):
 
     @classmethod
     def lane_words(cls, codes: Any) -> Any:
-        words = zeros(codes.shape[:-1], "int32", codes)
-        for col in range(8):
-            words |= cast(codes[..., col], "int32") << 4 * (col // 2) + 16 * (col % 2)
-        return contiguous(words.swapaxes(2, 3))
+        return packed_pairs(codes, 4)
 
     @classmethod
     def scale_sections(cls, rows: QuantizedRows, num_k_tiles: int) -> Sequence[Any]:

@@ -68,9 +68,13 @@ class PackedTiles(WeightFormat):
         """Bytes of rows as the host stores them."""
 
     @classmethod
-    def unpacked(cls, rows: QuantizedRows) -> QuantizedRows:
-        """Rows with one code a byte."""
-        return rows
+    def num_cols(cls, rows: QuantizedRows) -> int:
+        return int(rows.codes.shape[1])
+
+    @classmethod
+    def codes_of(cls, rows: QuantizedRows) -> Any:
+        """One code a byte, [n, cols]."""
+        return rows.codes
 
     @classmethod
     def lane_words(cls, codes: Any) -> Any:
@@ -88,12 +92,12 @@ class PackedTiles(WeightFormat):
 
         Slabs of as many rows are packed together, because on a GPU every operation takes some microseconds.
         """
-        rows = cls.unpacked(rows)
-        num_rows, num_cols = rows.codes.shape
-        num_k_tiles, codes = _num_k_tiles(num_cols), rows.codes
+        num_rows, num_cols = len(rows.codes), cls.num_cols(rows)
+        num_k_tiles, codes = _num_k_tiles(num_cols), cls.codes_of(rows)
         if num_cols < num_k_tiles * K_TILE:
-            codes = zeros((num_rows, num_k_tiles * K_TILE), "uint8", rows.codes)
-            codes[:, :num_cols] = rows.codes
+            padded = zeros((num_rows, num_k_tiles * K_TILE), "uint8", codes)
+            padded[:, :num_cols] = codes
+            codes = padded
         words = cls.lane_words(codes.reshape(num_rows, num_k_tiles, -1, LANES, 8))
         units = words.reshape(num_rows, num_k_tiles, LANES, -1, UNIT_WORDS).swapaxes(2, 3)
         sections = cls.scale_sections(rows, num_k_tiles)
@@ -153,10 +157,10 @@ def _append(out: Any, at: int, tiles: Sequence[Any]) -> int:
 
     Returns the byte behind them.
     """
-    num_slabs, num_m_tiles, num_k_tiles = map(int, tiles[0].shape[:3])
-    sizes: list[int] = [math.prod(part.shape[3:]) for part in tiles]
-    begin, end = 0, at + num_m_tiles * num_k_tiles * sum(sizes), 0
-    place = out[:, at:end].reshape(num_slabs, num_m_tiles, num_k_tiles, sum(sizes))
+    shape = tuple(int(size) for size in tiles[0].shape[:3])
+    sizes = [math.prod(int(size) for size in part.shape[3:]) for part in tiles]
+    end, begin = at + shape[1] * shape[2] * sum(sizes), 0
+    place = out[:, at:end].reshape(*shape, sum(sizes))
     for part, size in zip(tiles, sizes, strict=True):
         place[..., begin : begin + size].reshape(part.shape)[:] = part
         begin += size
@@ -176,5 +180,5 @@ def _tiles(codes: Any, sections: Sequence[Any]) -> list[Any]:
             whole = zeros((num_slabs, M_TILE, *section.shape[2:]), "uint8", section)
             whole[:, :num_rows] = section
         halves = whole.reshape(num_slabs, -1, 2, M_TILE // 2, *section.shape[2:])
-        parts.append(halves.swapaxes(2, 4).swapaxes(4, 5))  # [.., 2, 8, k tiles, lanes, ..], then [.., k tiles, 8, lanes, 2, ..]
+        parts.append(halves.swapaxes(2, 4).swapaxes(4, 5))
     return [*parts, codes.reshape(num_slabs, -1, tile_rows, num_k_tiles, row_bytes).swapaxes(2, 3)]

@@ -65,6 +65,7 @@ class Graph:
     host_sizes: tuple[int, ...] = ()
     memory: Memory = field(default_factory=Memory)
     _num_round_robin: dict[int, int] = field(default_factory=dict)  # by rank: tasks that have a worker so far
+    _names: set[str] = field(default_factory=set, repr=False)  # of buffers
 
     def __post_init__(self) -> None:
         self.num_ranks = whole("num_ranks", self.num_ranks, 1, MAX_RANKS, f"1 to {MAX_RANKS}")
@@ -104,7 +105,7 @@ class Graph:
         cols = whole(f"cols of buffer {name}", cols, 1, most, f"a whole number from 1 to {most}")
         if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             raise UsageError(f"dtype of buffer {name} is {shown(dtype)}; expected one of {', '.join(ITEM_BYTES)}")
-        if any(buffer.name == name for buffer in self.buffers):
+        if name in self._names:
             raise UsageError(f"buffer {name} is there already; give it another name")
         if lamport and space is not Space.HEAP:
             raise UsageError(f"buffer {name} is local; a Lamport buffer must be on the symmetric heap")
@@ -116,6 +117,7 @@ class Graph:
         known = self.memory.buffers.setdefault(name, made)
         if not _are_alike(known, made):
             raise UsageError(f"buffer {name} is there already, and different, in another program; give it another name")
+        self._names.add(name)
         self.buffers.append(known)
         return known
 

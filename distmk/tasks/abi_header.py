@@ -197,8 +197,8 @@ def _body(own: Types, absent: Types = (), *, is_documented: bool = False) -> lis
     lines.append("#define DISTMK_GATED_EPILOGUES(X) " + " ".join(f"X({epilogue.name})" for epilogue in abi.GATED))
     for weight_format in FORMATS.values():
         lines += _format(weight_format)
-    packed = " ".join(f"X({weight_format.__name__}, {i})" for i, weight_format in enumerate(GPU_FORMATS))
-    lines += ["// X(name, index) of every format with packed tiles.", f"#define DISTMK_PACKED_FORMATS(X) {packed}", ""]
+    packed = " ".join(f"X({weight_format.__name__})" for weight_format in GPU_FORMATS)
+    lines += ["// X(name) of every format with packed tiles.", f"#define DISTMK_PACKED_FORMATS(X) {packed}", ""]
     for struct in abi.STRUCTS:
         lines += _struct(struct, is_documented)
     for args in dict.fromkeys(task.Args for task in types):

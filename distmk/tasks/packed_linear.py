@@ -71,7 +71,7 @@ class PackedLinear(Linear):
     scale: float = 1.0
 
     Args: ClassVar[type[ctypes.Structure]] = PackedLinearArgs
-    hot_variants: ClassVar[int] = 2 * len(GPU_FORMATS)  # for each format, one and two N tiles
+    hot_variants: ClassVar[int] = 2  # for one N tile, and for two
     takes_packed_weights: ClassVar[bool] = True
 
     def derived(self, layout: Layout) -> dict[str, Any]:

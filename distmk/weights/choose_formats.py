@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from distmk.errors import UsageError
-from distmk.formats import FORMATS, Bf16, find_format
+from distmk.formats import FORMATS, Bf16, WeightFormat, find_format
 from distmk.model.config import ModelConfig
 from distmk.model.operators import Embedding, Head, Mlp, Model
 from distmk.models import build_model, expected_tensors
@@ -58,8 +58,14 @@ def choose_formats(checkpoint: Checkpoint, quantization: str | None, tiled: bool
     for gate, up in _differently_ordered(checkpoint, model, formats):
         formats |= {gate: Bf16.name, up: Bf16.name}
     if tiled:
-        formats = {name: kind for name, kind in formats.items() if not find_format(kind).may_be_bf16}
+        looked_up = {op.table for op in model.operators if isinstance(op, Embedding)}
+        formats = {name: kind for name, kind in formats.items() if _stays(find_format(kind), name in looked_up)}
     return tuple(sorted(formats.items()))
+
+
+def _stays(found: type[WeightFormat], is_looked_up: bool) -> bool:
+    """Whether a matrix stays in its format on GPUs, which look rows up in bf16 alone."""
+    return not found.may_be_bf16 or (found.runs_on_gpu and not is_looked_up)
 
 
 def _differently_ordered(checkpoint: Checkpoint, model: Model, formats: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,9 @@ import pytest
 import torch
 from support.bodies.packed_linear import random_rows
 
-from distmk.formats import QuantizedRows, WeightFormat
+from distmk.formats import QuantizedRows
 from distmk.formats.e4m3 import e4m3_values
+from distmk.formats.packed_tiles import PackedTiles
 from distmk.formats.weight_format import U8
 from distmk.model.bf16 import f32_to_bf16
 from distmk.tasks.packed_linear import GPU_FORMATS
@@ -24,6 +25,7 @@ class Place(NamedTuple):
     """A column of a row of a tile. words: of the row's lane; col: of the lane's eight columns of every 32."""
 
     words: npt.NDArray[np.uint32]
+    lane: int
     group_of_32: int
     col: int
     scales: U8  # of the tile
@@ -47,6 +49,21 @@ def section(place: Place, begin: int, dtype: str, count: int) -> npt.NDArray[np.
     return place.scales[at : at + size].view(dtype).astype(np.float32)
 
 
+def lane_section(place: Place, num_words: int) -> list[int]:
+    """The words of a row's lane in the section that begins a tile's scales."""
+    at = (8 * (place.row % 8) + 2 * place.lane + place.row // 8) * 4 * num_words
+    return [int(word) for word in place.scales[at : at + 4 * num_words].view(np.uint32)]
+
+
+def bits_at(word: int, num_bits: int, pair: int, col: int) -> int:
+    """Of the pairs in a word, the column's bits."""
+    return word >> num_bits * pair + 16 * (col % 2) & (1 << num_bits) - 1
+
+
+def nibble_at(place: Place) -> int:
+    return bits_at(int(place.words[place.group_of_32]), 4, place.col // 2, place.col)
+
+
 def fp8_block_at(place: Place) -> float:
     return e4m3_at(place) * float(section(place, 0, "<f4", 2)[place.group_of_32 // 4])
 
@@ -57,10 +74,47 @@ def int4_at(place: Place) -> float:
     return (code - float(section(place, 64, "u1", 2)[group])) * float(section(place, 0, "<f2", 2)[group])
 
 
-READERS: dict[str, Callable[[Place], float]] = {"fp8": e4m3_at, "fp8_block": fp8_block_at, "int4": int4_at}
+def f32_at(place: Place, begin: int, dtype: str, count: int, i: int) -> np.float32:
+    return np.float32(section(place, begin, dtype, count)[i])
 
 
-def unpacked(found: type[WeightFormat], stream: U8, num_rows: int, num_cols: int, row_bytes: int, scales: int) -> F32:
+def q8_0_at(place: Place) -> float:
+    word = int(place.words[2 * place.group_of_32 + place.col // 4])
+    code = (word >> 16 * (place.col % 2) + 8 * (place.col // 2 % 2) & 0xFF ^ 0x80) - 128
+    return float(np.float32(code) * f32_at(place, 0, "<f2", 8, place.group_of_32))
+
+
+def super_block_at(place: Place, code: int, begin: int) -> float:
+    """d * scale * code - dmin * minimum, as the gguf package rounds it."""
+    scale, minimum = (f32_at(place, at, "u1", 8, place.group_of_32) for at in (begin, begin + 128))
+    d, d_min = (f32_at(place, begin + 256, "<f2", 2, i) for i in range(2))
+    return float(d * scale * np.float32(code) - d_min * minimum)
+
+
+def q4_k_at(place: Place) -> float:
+    return super_block_at(place, nibble_at(place), 0)
+
+
+def q6_k_at(place: Place) -> float:
+    high = int(place.words[8 + place.group_of_32 // 2])
+    code = nibble_at(place) | bits_at(high, 2, 4 * (place.group_of_32 % 2) + place.col // 2, place.col) << 4
+    scale = f32_at(place, 0, "i1", 16, 2 * place.group_of_32 + place.col // 4)
+    return float(f32_at(place, 256, "<f2", 1, 0) * scale * np.float32(code - 32))
+
+
+READERS: dict[str, Callable[[Place], float]] = {
+    "fp8": e4m3_at,
+    "fp8_block": fp8_block_at,
+    "int4": int4_at,
+    "q8_0": q8_0_at,
+    "q4_k": q4_k_at,
+    "q6_k": q6_k_at,
+}
+IN_HALVES = ("q6_k",)
+"""Formats whose lanes have four columns of every 16."""
+
+
+def unpacked(found: type[PackedTiles], stream: U8, num_rows: int, num_cols: int, row_bytes: int, scales: int) -> F32:
     """The values in a slab's stream of `num_rows` rows, in the order in which they are packed."""
     num_tiles, at = -(-num_cols // 256), 0
     values = np.empty((num_rows, num_tiles * 256), np.float32)
@@ -78,8 +132,11 @@ def unpacked(found: type[WeightFormat], stream: U8, num_rows: int, num_cols: int
                         for lane in range(4):
                             words = np.ascontiguousarray(codes[:, lane]).reshape(-1).view(np.uint32)
                             for group, col in np.ndindex(8, 8):
-                                place = Place(words, group, col, tile[:scales], row)
-                                column = k * 256 + group * 32 + lane * 8 + col
+                                place = Place(words, lane, group, col, tile[:scales], row)
+                                in_group = lane * 8 + col
+                                if found.name in IN_HALVES:
+                                    in_group = 16 * (col // 4) + 4 * (0, 2, 1, 3)[lane] + col % 4
+                                column = k * 256 + group * 32 + in_group
                                 values[m + row, column] = READERS[found.name](place)
     if found.name == "fp8":
         values *= stream[at : at + 4 * num_rows].view(np.float32)[:, None]
@@ -94,13 +151,18 @@ def pair_order(num_rows: int) -> list[int]:
     return [row + part for piece in pieces for part in (0, half) for row in piece]
 
 
+def drawn_cols(found: type[PackedTiles], rng: np.random.Generator, *others: int) -> int:
+    num_cols = int(rng.choice([100, 256, 2100, *others]))
+    return num_cols if found.takes(num_cols) else -(-num_cols // found.group_cols) * found.group_cols
+
+
 @pytest.mark.parametrize("found", GPU_FORMATS, ids=lambda found: found.name)
-def test_packed_as_described(found: type[WeightFormat]) -> None:
+def test_packed_as_described(found: type[PackedTiles]) -> None:
     rng = np.random.default_rng()
     row_bytes, scales = found.tile_row_bytes(), found.tile_scale_bytes
     for paired in (False, True):
         slabs = [int(n) * (1 + paired) for n in rng.choice([1, 3, 8, 17, 30, 33], 2)]
-        num_cols = int(rng.choice([100, 256, 576, 2100]))
+        num_cols = drawn_cols(found, rng, 576)
         rows, _ = random_rows(found, sum(slabs), num_cols, rng)
         stream = found.pack(rows, slabs, paired)
         values, at, first = found.values(rows), 0, 0
@@ -121,10 +183,10 @@ def test_packed_as_described(found: type[WeightFormat]) -> None:
 
 
 @pytest.mark.parametrize("found", GPU_FORMATS, ids=lambda found: found.name)
-def test_tensors_as_arrays(found: type[WeightFormat]) -> None:
+def test_tensors_as_arrays(found: type[PackedTiles]) -> None:
     """Quantized and packed as tensors, rows have the same bytes."""
     rng, slabs = np.random.default_rng(), [30, 8]
-    num_cols = int(rng.choice([100, 256, 2100]))
+    num_cols = drawn_cols(found, rng)
     rows, _ = random_rows(found, sum(slabs), num_cols, rng)
     if found.quantizes:
         values = rng.standard_normal((sum(slabs), num_cols)) * rng.choice([0, 1e-9, 1, 1e9], (sum(slabs), 1))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from support.batches import make_batch, random_runs
 from support.bodies.board import Board
-from support.bodies.cases import CUDA, KINDS, KINDS_BETWEEN_RANKS, add_all, add_jobs
+from support.bodies.cases import CUDA, KINDS, KINDS_BETWEEN_RANKS, add_all, add_jobs, add_packed
 from support.bodies.linear import CANDIDATE
 from support.helpers import ROOT, Runner
 from support.machine import FAR, command, on, on_nodes, require, run_job
@@ -62,17 +62,27 @@ launched: dict[str, Run] = {}
 
 
 @pytest.fixture
-def run(runner: Runner, backend: str, num_ranks: int, nodes: dict[str, str]) -> Iterator[Run]:
-    """One launch a backend and number of ranks, for all tests of it."""
+def run(
+    runner: Runner, backend: str, num_ranks: int, nodes: dict[str, str], request: pytest.FixtureRequest
+) -> Iterator[Run]:
+    """The boards that a test looks at: of its kind, or all. They are run once a backend and number of ranks."""
     require(backend, num_ranks)
-    name = f"{backend} {num_ranks} {nodes}"
-    if name not in launched:
-        seed = os.environ.get("DISTMK_TEST_SEED") or str(int.from_bytes(os.urandom(4), "little"))
-        print(f"repeat with DISTMK_TEST_SEED={seed}")
-        runner.timeout_s = 280.0  # two emulated ranks take 100 s of a slow core
-        done = run_job(runner, command(JOB, backend, seed, num_ranks=num_ranks), **nodes)
-        launched[name] = Run(num_ranks, seed, done.objects())
-    yield launched[name]
+    kind = request.node.callspec.params.get("kind")
+    if kind:
+        parts = ["packed" if kind.startswith("packed") else "plain"]
+    else:
+        parts = ["plain"] if backend == "host" else ["plain", "packed"]
+    seed = os.environ.get("DISTMK_TEST_SEED") or str(int.from_bytes(os.urandom(4), "little"))
+    for part in parts:
+        name = f"{backend} {num_ranks} {nodes} {part}"
+        if name not in launched:
+            print(f"repeat with DISTMK_TEST_SEED={seed}")
+            runner.timeout_s = 280.0  # two emulated ranks take 100 s of a slow core
+            done = run_job(runner, command(JOB, backend, seed, part, num_ranks=num_ranks), **nodes)
+            launched[name] = Run(num_ranks, seed, done.objects())
+    found = [launched[f"{backend} {num_ranks} {nodes} {part}"] for part in parts]
+    seeds = " ".join(dict.fromkeys(each.seed for each in found))
+    yield Run(num_ranks, seeds, [result for each in found for result in each.results])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,6 +125,9 @@ def test_the_board_for_gpus_is_a_correct_program() -> None:
         check(board.compile())
         board = Board(rng, num_ranks, num_workers=16, gpu_layout=True)
         add_jobs(board, CUDA)
+        check(board.compile())
+        board = Board(rng, num_ranks, num_workers=16, gpu_layout=True)
+        add_packed(board, CUDA)
         check(board.compile())
 
 

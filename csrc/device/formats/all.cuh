@@ -3,3 +3,6 @@
 #include "device/formats/fp8.cuh"
 #include "device/formats/fp8_block.cuh"
 #include "device/formats/int4.cuh"
+#include "device/formats/q4_k.cuh"
+#include "device/formats/q6_k.cuh"
+#include "device/formats/q8_0.cuh"

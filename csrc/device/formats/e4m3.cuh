@@ -7,16 +7,11 @@ namespace distmk {
 namespace linear {
 
 struct E4m3Codes {
-  static constexpr int POWER = 64;  // of two, by which activations are multiplied
-  static constexpr float FACTOR = 0x1p56f;
+  static constexpr int EVEN_POWER = power_for(120), ODD_POWER = EVEN_POWER;
+  static constexpr bool TAKES_HALVES = false;
 
   template <uint32_t N_TILES>
   struct Prepared {};
-  template <uint32_t N_TILES>
-  DISTMK_FN static void scale(FragmentB<N_TILES>& x) {
-    constexpr uint32_t by = pair_of_powers(POWER - NORMAL_SHIFT);
-    scale_pairs(x, by, by);
-  }
   template <uint32_t N_TILES>
   DISTMK_FN static void prepare(const FragmentB<N_TILES>&, Prepared<N_TILES>&) {}
 

@@ -10,9 +10,9 @@ namespace linear {
 struct Int4Tiles {
   using Constants = Int4Format;
   static_assert(Constants::GROUP_COLS * 2 == K_TILE, "two groups in a tile");
-  static constexpr uint32_t SCALES_BYTES = M_TILE * 2 * 2;  // zero points are behind them
-  static constexpr int POWER = 64;                          // of two, by which activations are multiplied
-  static constexpr float FACTOR = 0x1p69f;
+  static constexpr uint32_t SCALES_BYTES = M_TILE * 2 * 2;                       // zero points are behind them
+  static constexpr int EVEN_POWER = power_for(133), ODD_POWER = EVEN_POWER - 4;  // codes of b1 are 16 times as large
+  static constexpr bool TAKES_HALVES = false;
 
   // -(sum of a group's activations) * 2^23, of tokens 2 t and 2 t + 1 of each N tile, in units of the products.
   template <uint32_t N_TILES>
@@ -20,11 +20,6 @@ struct Int4Tiles {
     float sums[N_TILES][2][2];
   };
 
-  // The codes of b1 are 16 times as large as those of b0.
-  template <uint32_t N_TILES>
-  DISTMK_FN static void scale(FragmentB<N_TILES>& x) {
-    scale_pairs(x, pair_of_powers(POWER - NORMAL_SHIFT), pair_of_powers(POWER - 4 - NORMAL_SHIFT));
-  }
   template <uint32_t N_TILES>
   DISTMK_FN static void prepare(const FragmentB<N_TILES>& x, Prepared<N_TILES>& prepared) {
     constexpr uint32_t SIGNS = 0x80008000u, first = SIGNS | pair_of_powers(NORMAL_SHIFT - 110),

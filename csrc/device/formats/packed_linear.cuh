@@ -4,27 +4,43 @@
 // packed weights.
 #pragma once
 #ifdef DISTMK_PACKED
-#include <type_traits>
-
 #include "device/formats/all.cuh"
 #include "device/formats/packed_mainloop.cuh"
 #include "device/linear/linear.cuh"
 
 namespace distmk {
+
+// In the namespace of its argument, where the epilogue finds it.
+DISTMK_FN float token_scale(const PackedLinearArgs& args, uint32_t token) {
+  const float scale = linear::SUM_FACTOR * args.scale;
+  return args.applies_rms ? scale * linear::norm_scale(args, token) : scale;
+}
+
 namespace linear {
 
-template <class C>
-DISTMK_FN StageShape stage_of() {
+// What a task needs to know of a format besides its tiles.
+struct FormatTraits {
+  StageShape stage;
+  bool has_row_scales;
+  uint32_t even_scale, odd_scale;  // pairs by which activations are multiplied
+  bool takes_halves;
+};
+template <class F>
+DISTMK_FN FormatTraits traits_of() {
+  using C = typename F::Constants;
   static_assert(K_TILE == 1 << 8, "");
-  return {C::TILES_PER_STAGE * K_TILE, 8, C::TILE_ROW_BYTES, C::TILE_SCALE_BYTES};
+  return {{C::TILES_PER_STAGE * K_TILE, 8, C::TILE_ROW_BYTES, C::TILE_SCALE_BYTES},
+          C::HAS_ROW_SCALES,
+          pair_of_powers(F::EVEN_POWER),
+          pair_of_powers(F::ODD_POWER),
+          F::TAKES_HALVES};
 }
-// What the loader copies at once of a matrix in a format.
-DISTMK_FN StageShape stage_of(uint32_t format) {
+DISTMK_FN FormatTraits traits_of(uint32_t format) {
   switch (format) {
     default:
-#define DISTMK_CASE(Name, index) \
-  case Name##Format::ID:         \
-    return stage_of<Name##Format>();
+#define DISTMK_CASE(Name) \
+  case Name##Format::ID:  \
+    return traits_of<Name##Tiles>();
       DISTMK_PACKED_FORMATS(DISTMK_CASE)
 #undef DISTMK_CASE
   }
@@ -36,65 +52,51 @@ DISTMK_FN uint64_t tiles_bytes(const StageShape& stage, uint32_t rows, uint32_t 
   return uint64_t{k_pitch / K_TILE} * (rows * stage.row_bytes + num_m_tiles * stage.scale_bytes);
 }
 
-// The arguments of a task whose weights are in format F.
-template <class F>
-struct PackedArgsOf : PackedLinearArgs {};
-template <class F>
-DISTMK_FN const PackedArgsOf<F>& args_in(const PackedLinearArgs& args) {
-  return static_cast<const PackedArgsOf<F>&>(args);
-}
-
-template <class F>
-DISTMK_FN float token_scale(const PackedArgsOf<F>& args, uint32_t token) {
-  const float scale = F::FACTOR * args.scale;
-  return args.applies_rms ? scale * norm_scale(args, token) : scale;
-}
-
 // The scale of a weight row, and of its up row, in formats that have some.
-template <class F>
-struct RowScales {
-  float of_gate = 0.0f, of_up = 0.0f;  // undefined registers would be kept alive through all other tasks
+template <>
+struct RowFactors<PackedLinearArgs> {
+  float of_gate = 1.0f, of_up = 1.0f;
 
-  DISTMK_FN void load(const EpilogueParams<PackedArgsOf<F>>& params, uint32_t row, uint32_t up_rows) {
+  DISTMK_FN void load(const EpilogueParams<PackedLinearArgs>& params, uint32_t row, uint32_t up_rows) {
+    if (!traits_of(params.args.format).has_row_scales) return;
     const float* scales = scales_of(params.context, params.args);
     of_gate = scales[row];
     of_up = scales[row + up_rows];
   }
   // Called when a task begins. Nothing else has read the scales, and epilogues would wait for them.
   DISTMK_FN static void prefetch(const Context& context, const PackedLinearArgs& args) {
-    if (own_thread() == 0) prefetch_bulk(scales_of(context, args), (slab_rows(args) + 3) / 4 * 4 * sizeof(float));
+    if (own_thread() == 0 && traits_of(args.format).has_row_scales)
+      prefetch_bulk(scales_of(context, args), (slab_rows(args) + 3) / 4 * 4 * sizeof(float));
   }
   DISTMK_FN float gate(float scale) const { return scale * of_gate; }
   DISTMK_FN float up(float scale) const { return scale * of_up; }
 
  private:
   DISTMK_FN static const float* scales_of(const Context& context, const PackedLinearArgs& args) {
-    const uint64_t tiles = tiles_bytes(stage_of<typename F::Constants>(), slab_rows(args), args.k_pitch);
+    const uint64_t tiles = tiles_bytes(traits_of(args.format).stage, slab_rows(args), args.k_pitch);
     return reinterpret_cast<const float*>(context.at<char>(args.weight) + tiles);
   }
 };
-template <class F>
-struct RowFactors<PackedArgsOf<F>> : std::conditional_t<F::Constants::HAS_ROW_SCALES, RowScales<F>, NoRowFactors> {};
 
 // Makes activations that were loaded from column `k_begin` of X on ready for the products. keeps_squares: adds to their
 // sums of squares, beginning at 0 if `is_first`.
-template <class F, bool ALIGNED, uint32_t N_TILES>
+template <bool ALIGNED, uint32_t N_TILES>
 DISTMK_FN void finish_activations(const Context& context, const PackedLinearArgs& args, uint32_t k_begin,
                                   bool keeps_squares, bool is_first, FragmentB<N_TILES>& x) {
   if (ALIGNED) zero_outside(x, args.k, k_begin);
   if (keeps_squares) add_squares(x, is_first);
   // The address is resolved here, because there are no registers to keep it in.
   if (args.norm) multiply_by_norm<ALIGNED>(x, context.at<float>(args.norm), args.k, k_begin);
-  F::scale(x);
+  const FormatTraits traits = traits_of(args.format);
+  scale_pairs(x, traits.even_scale, traits.odd_scale);
+  if (traits.takes_halves) order_in_halves(x);
 }
 
 // GEMV path, for aligned activations. The first M block leaves them in shared memory as the others take them.
-template <class F>
-DISTMK_FN void run_packed_gemv(Context& context, const PackedArgsOf<F>& args) {
-  using Args = PackedArgsOf<F>;
+DISTMK_FN void run_packed_gemv(Context& context, const PackedLinearArgs& args) {
+  using Args = PackedLinearArgs;
   const uint32_t m_end = slab_rows(args);
   const EpilogueParams<Args> params{context, args, 1};
-  const PackedLane<F> lane;
   ConsumerState consumer = consumer_state();
   RowFactors<Args>::prefetch(context, args);
   const SharedAccumulators<1> accumulators;
@@ -117,22 +119,20 @@ DISTMK_FN void run_packed_gemv(Context& context, const PackedArgsOf<F>& args) {
 #pragma unroll 1
     for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
       FragmentB<1> x;
-      typename F::template Prepared<1> prepared;
       auto* chunks = reinterpret_cast<uint4*>(gemv_input() + k + own_k_begin() + lane_column());
 #pragma unroll
       for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) x.chunks[0][i] = chunks[4 * i];
       if (m == 0) {
-        finish_activations<F, true>(context, args, k + own_k_begin() - args.lead, args.applies_rms, k == 0, x);
+        finish_activations<true>(context, args, k + own_k_begin() - args.lead, args.applies_rms, k == 0, x);
         __syncwarp();  // all lanes have loaded their chunks, which eight lanes share
 #pragma unroll
         for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
-          if (lane.g == 0) chunks[4 * i] = x.chunks[0][i];
+          if (own_thread() % 32 / 4 == 0) chunks[4 * i] = x.chunks[0][i];
         __syncwarp();
       }
-      F::prepare(x, prepared);
       if (m + k == 0) mark(Mark::FIRST);
-      packed_k_block<F, 1>(x, prepared, lane, epilogue.block, k == 0, min(K_BLOCK, args.k_pitch - k), consumer.stage,
-                           accumulators);
+      multiply_block<1>(args.format, x, epilogue.block, k == 0, min(K_BLOCK, args.k_pitch - k), consumer.stage,
+                        accumulators);
     }
     Accumulators<1> acc;
     accumulators.load(acc);
@@ -143,14 +143,13 @@ DISTMK_FN void run_packed_gemv(Context& context, const PackedArgsOf<F>& args) {
 
 // GEMM path. With one N tile, the activations of the next K block are loaded while this block is multiplied. With two,
 // there are too few registers, and nothing is stored before the task's waits are met (as in linear.cuh).
-template <class F, uint32_t N_TILES, bool ALIGNED>
-DISTMK_FN void run_packed(Context& context, const PackedArgsOf<F>& args, uint32_t num_tokens) {
-  using Args = PackedArgsOf<F>;
+template <uint32_t N_TILES, bool ALIGNED>
+DISTMK_FN void run_packed(Context& context, const PackedLinearArgs& args, uint32_t num_tokens) {
+  using Args = PackedLinearArgs;
   constexpr bool PREFETCHES = N_TILES == 1 && ALIGNED;
   const uint32_t m_end = slab_rows(args), first = own_k_begin() - args.lead;
   const Activations a = activations_of(context, args, num_tokens);
   const EpilogueParams<Args> params{context, args, num_tokens};
-  const PackedLane<F> lane;
   ConsumerState consumer = consumer_state();
   RowFactors<Args>::prefetch(context, args);
   const SharedAccumulators<N_TILES> accumulators;
@@ -175,11 +174,9 @@ DISTMK_FN void run_packed(Context& context, const PackedArgsOf<F>& args, uint32_
         next.template load_published<ALIGNED>(context, polls, a, (k_end < args.k_pitch ? k_end : 0) + first);
       else
         x.template load_published<ALIGNED>(context, polls, a, k + first);
-      finish_activations<F, ALIGNED>(context, args, k + first, args.applies_rms && m == 0, k == 0, x);
-      typename F::template Prepared<N_TILES> prepared;
-      F::prepare(x, prepared);
+      finish_activations<ALIGNED>(context, args, k + first, args.applies_rms && m == 0, k == 0, x);
       if (m + k == 0) mark(Mark::FIRST);
-      packed_k_block<F, N_TILES>(x, prepared, lane, epilogue.block, k == 0, k_end - k, consumer.stage, accumulators);
+      multiply_block<N_TILES>(args.format, x, epilogue.block, k == 0, k_end - k, consumer.stage, accumulators);
       if constexpr (PREFETCHES) x = next;
     }
     if constexpr (!PREFETCHES) context.inputs_ready();
@@ -203,51 +200,18 @@ DISTMK_FN bool is_aligned_packed(const RankState& state, const PackedLinearArgs&
   return args.lead % CHUNK_K == 0 && is_aligned(state, args, num_tokens);
 }
 
-template <class F, uint32_t N_TILES>
-DISTMK_FN void run_packed_aligned(Context& context, const PackedLinearArgs& args, uint32_t num_tokens) {
-  if (N_TILES == 1 && fits_gemv(args, num_tokens))
-    run_packed_gemv<F>(context, args_in<F>(args));
-  else
-    run_packed<F, N_TILES, true>(context, args_in<F>(args), num_tokens);
-}
-
-template <class F>
-DISTMK_FN void run_packed_unaligned(Context& context, const PackedLinearArgs& args, uint32_t num_tokens) {
-  if (num_tokens <= N_TILE)
-    run_packed<F, 1, false>(context, args_in<F>(args), num_tokens);
-  else
-    run_packed<F, 2, false>(context, args_in<F>(args), num_tokens);
-}
-
-DISTMK_FN uint32_t index_of_format(uint32_t format) {
-  switch (format) {
-    default:
-#define DISTMK_CASE(Name, index) \
-  case Name##Format::ID:         \
-    return index;
-      DISTMK_PACKED_FORMATS(DISTMK_CASE)
-#undef DISTMK_CASE
-  }
-}
-
 }  // namespace linear
 
 DISTMK_FN void run_hot_variant(Context& context, const PackedLinearArgs& args, uint32_t variant);
 
 DISTMK_FN void body_packed_linear(Context& context, const PackedLinearArgs& args) {
   const uint32_t num_tokens = linear::num_tokens(context.rank_state, args);
-  if (linear::is_aligned_packed(context.rank_state, args, num_tokens)) {
-    run_hot_variant(context, args, 2 * linear::index_of_format(args.format) + (num_tokens > N_TILE));
-  } else {
-    switch (args.format) {
-#define DISTMK_CASE(Name, index)                                                  \
-  case Name##Format::ID:                                                          \
-    linear::run_packed_unaligned<linear::Name##Tiles>(context, args, num_tokens); \
-    break;
-      DISTMK_PACKED_FORMATS(DISTMK_CASE)
-#undef DISTMK_CASE
-    }
-  }
+  if (linear::is_aligned_packed(context.rank_state, args, num_tokens))
+    run_hot_variant(context, args, num_tokens > N_TILE);
+  else if (num_tokens <= N_TILE)
+    linear::run_packed<1, false>(context, args, num_tokens);
+  else
+    linear::run_packed<2, false>(context, args, num_tokens);
   if (args.epilogue == static_cast<uint32_t>(Epilogue::PUSH) && context.rank_state.transport && context.inputs_ready())
     context.push_remote(args.out, uint64_t{num_tokens} * args.num_features * sizeof(float));
 }
@@ -256,28 +220,25 @@ DISTMK_FN void body_packed_linear(Context& context, const PackedLinearArgs& args
 
 DISTMK_FN WeightSlab weight_slab(const RankState& state, const PackedLinearArgs& args) {
   return {reinterpret_cast<const char*>(state.address(args.weight)), linear::slab_rows(args), args.k_pitch,
-          linear::stage_of(args.format)};
+          linear::traits_of(args.format).stage};
 }
 DISTMK_FN bool throttles_signal(const RankState& state, const PackedLinearArgs& args) {
   return linear::throttles_loader(state, args);
 }
-// Two variants for each format: for one N tile, and for two.
+// The variants are for one N tile, and for two.
 DISTMK_FN bool find_hot_variant(const RankState& state, const PackedLinearArgs& args, uint32_t* variant) {
   const uint32_t num_tokens = linear::num_tokens(state, args);
-  *variant = 2 * linear::index_of_format(args.format) + (num_tokens > N_TILE);
+  *variant = num_tokens > N_TILE;
   return linear::is_aligned_packed(state, args, num_tokens);
 }
 DISTMK_FN void run_hot_variant(Context& context, const PackedLinearArgs& args, uint32_t variant) {
   const uint32_t num_tokens = linear::num_tokens(context.rank_state, args);
-  switch (variant) {
-#define DISTMK_CASE(Name, index)                                                          \
-  case 2 * index:                                                                         \
-    return linear::run_packed_aligned<linear::Name##Tiles, 1>(context, args, num_tokens); \
-  case 2 * index + 1:                                                                     \
-    return linear::run_packed_aligned<linear::Name##Tiles, 2>(context, args, num_tokens);
-    DISTMK_PACKED_FORMATS(DISTMK_CASE)
-#undef DISTMK_CASE
-  }
+  if (variant)
+    linear::run_packed<2, true>(context, args, num_tokens);
+  else if (linear::fits_gemv(args, num_tokens))
+    linear::run_packed_gemv(context, args);
+  else
+    linear::run_packed<1, true>(context, args, num_tokens);
 }
 DISTMK_FN void reset_stale_rows(const Context& context, const PackedLinearArgs& args, const Batch& batch) {
   if (args.out_bf16)

@@ -5,7 +5,7 @@
 // have, activations are zero. Columns of X are counted in unsigned numbers, which wrap around before the first one.
 #pragma once
 #ifdef DISTMK_PACKED
-#include "device/formats/packed_tile.cuh"
+#include "device/formats/all.cuh"
 
 namespace distmk {
 namespace linear {
@@ -90,10 +90,12 @@ class SharedAccumulators {
 // Multiplies this warp's K tile of a K block of `block_k` columns: all M tiles of `m_block`, the first of which begins
 // in stage `read`. In the first K block of an M block the accumulators begin at 0.
 template <class F, uint32_t N_TILES>
-DISTMK_FN void packed_k_block(const FragmentB<N_TILES>& x, const typename F::template Prepared<N_TILES>& prepared,
-                              const PackedLane<F>& lane, const MBlock& m_block, bool is_first, uint32_t block_k,
+DISTMK_FN void packed_k_block(const FragmentB<N_TILES>& x, const MBlock& m_block, bool is_first, uint32_t block_k,
                               PipelineState<NUM_STAGES>& read, const SharedAccumulators<N_TILES>& accumulators) {
   using C = typename F::Constants;
+  const PackedLane<F> lane;
+  typename F::template Prepared<N_TILES> prepared;
+  F::prepare(x, prepared);
   constexpr uint32_t TILES = C::TILES_PER_STAGE;
   static_assert(K_TILES_PER_BLOCK % TILES == 0, "a K block is whole stages");
   static_assert(TILES * (M_TILE * C::TILE_ROW_BYTES + C::TILE_SCALE_BYTES) <= STAGE_BYTES, "the tiles of a stage");
@@ -114,6 +116,22 @@ DISTMK_FN void packed_k_block(const FragmentB<N_TILES>& x, const typename F::tem
       warp_arrive(&shared().pipeline.empty[stage.index], (is_last ? TILES - tile : 1) * (ARRIVALS_PER_STAGE / TILES));
     }
     accumulators.store(m_tile, acc);
+  }
+}
+
+// The same for a format that is known when the kernel runs. Only this much of a task exists once for every format:
+// activations are ready, and accumulators are in shared memory, so a branch for each K block costs next to nothing.
+template <uint32_t N_TILES>
+DISTMK_FN void multiply_block(uint32_t format, const FragmentB<N_TILES>& x, const MBlock& m_block, bool is_first,
+                              uint32_t block_k, PipelineState<NUM_STAGES>& read,
+                              const SharedAccumulators<N_TILES>& accumulators) {
+  switch (format) {
+#define DISTMK_CASE(Name)                                                                    \
+  case Name##Format::ID:                                                                     \
+    packed_k_block<Name##Tiles, N_TILES>(x, m_block, is_first, block_k, read, accumulators); \
+    break;
+    DISTMK_PACKED_FORMATS(DISTMK_CASE)
+#undef DISTMK_CASE
   }
 }
 

@@ -1,15 +1,16 @@
 // Packed tiles (distmk/formats/packed_tiles.py) as A operands of mma.m16n8k16. A format has a struct `<Name>Tiles` in
 // the header of its name, with:
 //   Constants  the numbers of its tiles (abi.h).
-//   FACTOR     of a sum in the epilogue.
-//   scale      multiplies the activations of a K block by powers of two.
-//   Prepared   what else it needs of these activations.
+//   EVEN_POWER, ODD_POWER  powers of two by which activations are multiplied: pairs of columns that b0 of an mma takes
+//              by the first, those of b1 by the second. Then all sums are in units of 1 / SUM_FACTOR.
+//   TAKES_HALVES  whether activations are ordered by order_in_halves().
+//   Prepared   what else it needs of the activations of a K block.
 //   prepare    computes that from scaled activations.
 //   multiply   acc += tile * activations, for one tile and this warp's lanes.
 //
 // One trick carries the formats. The bits u = 0 to 255 of a bf16 stand for u * 2^-133: subnormals and the first binade
 // are equally far apart. So a code in the low eight bits of a half is a bf16 integer after one mask, and an E4M3 code
-// in the right place is its value times 2^-120. Activations are multiplied by a power of two (exactly), and FACTOR
+// in the right place is its value times 2^-120. Activations are multiplied by a power of two (exactly), and SUM_FACTOR
 // undoes both.
 #pragma once
 #include "device/linear/activations.cuh"
@@ -28,6 +29,10 @@ constexpr uint32_t pair_of_powers(int exponent) { return both_halves(static_cast
 DISTMK_FN uint32_t normal(uint32_t pair) {
   return NORMAL_OPERANDS ? multiply_pairs(pair, pair_of_powers(NORMAL_SHIFT)) : pair;
 }
+
+constexpr float SUM_FACTOR = 0x1p69f;
+// EVEN_POWER of operands that are values * 2^-power.
+constexpr int power_for(int power) { return power - 69 - NORMAL_SHIFT; }
 
 DISTMK_FN uint32_t word_of(const uint4& v, uint32_t i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
@@ -49,6 +54,15 @@ struct PackedLane {
   }
 };
 
+// 16 bytes of row g, and of row g + 8.
+struct RowPair {
+  uint4 upper, lower;
+
+  DISTMK_FN float half(bool of_lower, uint32_t i) const {  // float16 number i
+    return half_to_float(word_of(of_lower ? lower : upper, i / 2) >> 16 * (i % 2));
+  }
+};
+
 // A tile as this lane sees it. Rows behind the last one of the tile are anything.
 template <class F>
 class PackedTile {
@@ -64,6 +78,17 @@ class PackedTile {
   template <class T>
   DISTMK_FN T scales(uint32_t begin) const {
     return *reinterpret_cast<const T*>(scales_ + begin + g_ * sizeof(T));
+  }
+  // The same of a section with numbers for each lane.
+  template <class T>
+  DISTMK_FN T lane_scales(uint32_t begin) const {
+    return *reinterpret_cast<const T*>(scales_ + begin + opaque(threadIdx.x) % 32 * sizeof(T));
+  }
+  // Bytes 2 t and 2 t + 1 of row g, or g + 8, in a section of eight bytes a row: in the two halves of a word.
+  DISTMK_FN uint32_t pair_of_bytes(uint32_t begin, bool lower) const {
+    const char* from = scales_ + begin + (2 * g_ + lower) * 8 + opaque(threadIdx.x) % 4 * 2;
+    const uint32_t both = *reinterpret_cast<const uint16_t*>(from);
+    return (both & 0xff) | (both & 0xff00) << 8;
   }
 
  private:
@@ -82,6 +107,22 @@ DISTMK_FN void scale_pairs(FragmentB<N_TILES>& x, uint32_t even, uint32_t odd) {
     for (uint4& chunk : token)
       chunk = {multiply_pairs(chunk.x, even), multiply_pairs(chunk.y, odd), multiply_pairs(chunk.z, even),
                multiply_pairs(chunk.w, odd)};
+}
+
+// Orders the activations of a K tile so that an mma multiplies 16 consecutive columns. A chunk of lane t is columns 8 t
+// to 8 t + 7 of 32; lanes t and t + 2 exchange halves of theirs. Then lane t has columns 4 p to 4 p + 3 and 16 + 4 p to
+// 16 + 4 p + 3, with p = 0, 2, 1, 3.
+template <uint32_t N_TILES>
+DISTMK_FN void order_in_halves(FragmentB<N_TILES>& x) {
+  const bool upper = opaque(threadIdx.x) % 4 < 2;
+#pragma unroll
+  for (auto& token : x.chunks)
+#pragma unroll
+    for (uint4& chunk : token) {
+      const uint32_t first = __shfl_xor_sync(~0u, upper ? chunk.z : chunk.x, 2),
+                     second = __shfl_xor_sync(~0u, upper ? chunk.w : chunk.y, 2);
+      chunk = upper ? uint4{chunk.x, chunk.y, first, second} : uint4{first, second, chunk.z, chunk.w};
+    }
 }
 
 // acc += a * the activations of step `step` of a K tile's 16.

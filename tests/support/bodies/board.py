@@ -16,7 +16,8 @@ import torch
 
 from distmk import Graph, Session
 from distmk.abi import Space
-from distmk.formats import QuantizedRows, WeightFormat
+from distmk.formats import QuantizedRows
+from distmk.formats.packed_tiles import PackedTiles
 from distmk.formats.tiles import pack_rows
 from distmk.graph.regions import ITEM_BYTES, Buffer, Region, Slab, Tiling, Weight, WeightKind
 from distmk.program.program import Program, compile_graph
@@ -124,10 +125,10 @@ class Board:
         return Slab(slab.weight, len(before), len(before) + len(rows))
 
     def packed_matrix(
-        self, rank: int, found: type[WeightFormat], rows: QuantizedRows, lead: int, tail: int, paired: bool = False
+        self, rank: int, found: type[PackedTiles], rows: QuantizedRows, lead: int, tail: int, paired: bool = False
     ) -> Slab:
         """A slab in packed tiles. `lead`, `tail`: columns of the rows that are not among those of the activations."""
-        num_rows, num_cols = rows.codes.shape
+        num_rows, num_cols = len(rows.codes), found.num_cols(rows)
         packed = found.pack(rows, [num_rows], paired)
         weight = Weight(
             self.name("w"),

@@ -54,6 +54,10 @@ KINDS_BETWEEN_RANKS = (
 )
 
 
+FORMATS_PER_K = 3
+"""Formats of packed weights that have a product of the same width."""
+
+
 class Sizes(NamedTuple):
     """What a backend's shapes are drawn from, and how exact it is."""
 
@@ -199,9 +203,9 @@ def _packed_linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     def draw(low: int, high: int) -> tuple[int, int]:
         return int(rng.choice(sizes.n)), int(rng.integers(low, high))
 
-    gated = in_turn(rng, GATED)
-    for k, found in product(sizes.k, GPU_FORMATS):
-        make = product_of(found)
+    gated, formats = in_turn(rng, GATED), in_turn(rng, GPU_FORMATS)
+    for k in (k for k in sizes.k for _ in range(FORMATS_PER_K)):
+        make = product_of(next(formats))
         for epilogue in (Epilogue.STORE, Epilogue.ADD, next(gated)):
             for rows in ((0, 2), (2, 9), (9, 17)):
                 yield _on_one(board, linear.columns, error, epilogue, k, *draw(*rows), make)

@@ -1,6 +1,8 @@
 """What every rank of test_bodies.py runs: a launch with a case for every task body, checked against torch.
 
-    python tests/support/bodies/job.py BACKEND SEED       (with tests/ and the repository on PYTHONPATH)
+    python tests/support/bodies/job.py BACKEND SEED PART     (with tests/ and the repository on PYTHONPATH)
+
+PART: "plain" or "packed", for the boards of one of the two kernels.
 
 Rank 0 prints a JSON object for each `board.Result` of every rank.
 """
@@ -24,16 +26,14 @@ NUM_WORKERS = {"host": 3, "emulated": 8, "cuda": 16}
 
 
 def main() -> None:
-    backend, seed = sys.argv[1], int(sys.argv[2])
+    backend, seed, part = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     with distmk.connect() as bootstrap:
         own: list[Result] = []
         # Ranks that no pointer reaches run no job iterations.
-        boards = [add_all] if env.virtual_node_size() else [add_all, add_jobs]
-        if backend != "host":
-            boards.append(add_packed)
-        for add in boards:
+        plain = [add_all] if env.virtual_node_size() else [add_all, add_jobs]
+        for add in [add_packed] if part == "packed" else plain:
             board = Board(np.random.default_rng(seed), bootstrap.world_size, NUM_WORKERS[backend], backend != "host")
             add(board, SIZES[backend])
             proved = bootstrap.rank > 0  # rank 0 proves the program for all: they agree that it is the same

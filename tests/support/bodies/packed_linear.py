@@ -12,7 +12,9 @@ from support.bodies.linear import Product
 
 from distmk.abi import GATED, Epilogue
 from distmk.formats import QuantizedRows, WeightFormat
+from distmk.formats.gguf_blocks import GgufBlocks
 from distmk.formats.int4_groups import Int4Groups
+from distmk.formats.packed_tiles import PackedTiles
 from distmk.graph.regions import Region
 from distmk.tasks import PackedLinear
 
@@ -21,6 +23,8 @@ def random_rows(
     found: type[WeightFormat], num_rows: int, num_cols: int, rng: np.random.Generator
 ) -> tuple[QuantizedRows, torch.Tensor]:
     """Rows of any codes, and the magnitudes that their decoding adds up."""
+    if issubclass(found, GgufBlocks):
+        return _random_blocks(found, num_rows, num_cols, rng)
     groups = 1 if found.group_cols == 1 else -(-num_cols // found.group_cols)
     scales = (rng.uniform(0.2, 1, (num_rows, groups)) * rng.choice([-1, 1], (num_rows, groups))).astype(np.float16)
     codes = rng.integers(0, 256, (num_rows, num_cols)).astype(np.uint8)
@@ -34,11 +38,29 @@ def random_rows(
     return rows, torch.from_numpy(np.abs(found.values(rows)))
 
 
+def _random_blocks(
+    found: type[GgufBlocks], num_rows: int, num_cols: int, rng: np.random.Generator
+) -> tuple[QuantizedRows, torch.Tensor]:
+    shape = (num_rows, num_cols // found.group_cols, found.block_bytes)
+    blocks = rng.integers(0, 256, shape).astype(np.uint8)
+    if found.group_cols == 256:  # no scale of a group is 0
+        blocks[..., slice(192, 208) if found.name == "q6_k" else slice(4, 16)] |= 1
+    magnitudes = blocks.copy()
+    for number, at in enumerate(found.half_offsets):
+        halves = (rng.uniform(0.2, 1, shape[:2]) * rng.choice([-1, 1], shape[:2]) / 128).astype(np.float16)
+        # Minima are subtracted if scales are integers, else added.
+        signed = np.abs(halves) * (-1 if number and found.group_cols == 256 else 1)
+        for target, values in ((blocks, halves), (magnitudes, signed)):
+            target[..., at : at + 2] = values[..., None].view(np.uint8)
+    rows, largest = (QuantizedRows.of_blocks(part.reshape(num_rows, -1)) for part in (blocks, magnitudes))
+    return rows, torch.from_numpy(np.abs(found.values(largest)))
+
+
 class PackedProduct(Product):
     """The inputs of a packed_linear task, of a format drawn at random from `formats`."""
 
     kind = "packed_linear"
-    formats: tuple[type[WeightFormat], ...] = ()
+    formats: tuple[type[PackedTiles], ...] = ()
 
     def __init__(
         self, board: Board, error: float, k: int, n: int, num_rows: int, paired: bool = False, biased: bool = True
@@ -49,6 +71,8 @@ class PackedProduct(Product):
         most = self.found.group_cols - 1
         self.lead = int(rng.choice([0, 0, min(8, most), most // 2 // 8 * 8, most // 3]))
         self.tail = int(rng.integers(0, most + 1))
+        if issubclass(self.found, GgufBlocks):  # rows are whole blocks
+            self.tail = -(self.lead + k) % self.found.group_cols
         self.quantized, magnitudes = random_rows(self.found, len(self.weight), self.lead + k + self.tail, rng)
         cols = slice(self.lead, self.lead + k)
         self.weight, self.magnitudes = torch.from_numpy(self.found.values(self.quantized))[:, cols], magnitudes[:, cols]
@@ -117,6 +141,6 @@ class PackedProduct(Product):
         return what
 
 
-def product_of(*formats: type[WeightFormat]) -> type[PackedProduct]:
+def product_of(*formats: type[PackedTiles]) -> type[PackedProduct]:
     """A class of products whose weights have one of these formats."""
     return type("Packed", (PackedProduct,), {"formats": formats})
