@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 1293413656537950303ull;
+constexpr uint64_t ABI_HASH = 14126614876171935101ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -158,6 +158,9 @@ struct Int4G32OrderedFormat {
 struct Q4_0Format {
   static constexpr uint32_t ID = 16u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 32u;
+  static constexpr uint32_t TILES_PER_STAGE = 8u, TILE_ROW_BYTES = 128u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 256u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -169,6 +172,9 @@ struct Q4_0Format {
 struct Q4_1Format {
   static constexpr uint32_t ID = 17u, ELEMENT_BITS = 4u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 32u;
+  static constexpr uint32_t TILES_PER_STAGE = 4u, TILE_ROW_BYTES = 128u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 512u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -180,6 +186,9 @@ struct Q4_1Format {
 struct Q5_0Format {
   static constexpr uint32_t ID = 18u, ELEMENT_BITS = 5u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 32u;
+  static constexpr uint32_t TILES_PER_STAGE = 4u, TILE_ROW_BYTES = 128u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 768u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -191,6 +200,9 @@ struct Q5_0Format {
 struct Q5_1Format {
   static constexpr uint32_t ID = 19u, ELEMENT_BITS = 5u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 32u;
+  static constexpr uint32_t TILES_PER_STAGE = 4u, TILE_ROW_BYTES = 128u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 1024u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -230,6 +242,9 @@ struct Q4_KFormat {
 struct Q5_KFormat {
   static constexpr uint32_t ID = 22u, ELEMENT_BITS = 5u, COPY_ALIGN_BYTES = 16u;
   static constexpr uint32_t GROUP_COLS = 256u;
+  static constexpr uint32_t TILES_PER_STAGE = 4u, TILE_ROW_BYTES = 128u;
+  static constexpr uint32_t TILE_SCALE_BYTES = 832u;
+  static constexpr bool HAS_ROW_SCALES = false;
   // Bytes of elements, without scales.
   template <class Count>
   static constexpr Count bytes(Count elements) {
@@ -252,7 +267,7 @@ struct Q6_KFormat {
 };
 
 // X(name) of every format with packed tiles.
-#define DISTMK_PACKED_FORMATS(X) X(Fp8) X(Fp8Block) X(Int4) X(Q8_0) X(Q4_K) X(Q6_K)
+#define DISTMK_PACKED_FORMATS(X) X(Fp8) X(Fp8Block) X(Int4) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K)
 
 struct Wait {
   uint32_t event;

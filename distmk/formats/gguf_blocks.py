@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from distmk.abi import K_TILE
-from distmk.formats.arrays import contiguous, library, zeros
+from distmk.formats.arrays import as_indices, contiguous, library, viewed, zeros
 from distmk.formats.lane_words import packed_pairs
-from distmk.formats.packed_tiles import PackedTiles
+from distmk.formats.packed_tiles import LANES, PackedTiles
 from distmk.formats.weight_format import U8, QuantizedRows
 from distmk.model.bf16 import F32
 
@@ -66,12 +66,20 @@ class GgufBlocks(PackedTiles):
     @classmethod
     def scale_sections(cls, rows: QuantizedRows, num_k_tiles: int) -> Sequence[Any]:
         blocks, per_tile = cls.blocks_of(rows), K_TILE // cls.group_cols
-        sections = []
+        sections = [cls._high_bits(rows, num_k_tiles)] if cls.code_bits else []
         for part in cls.block_sections(blocks):
             whole = zeros((len(part), num_k_tiles * per_tile, part.shape[2]), "uint8", part)
             whole[:, : part.shape[1]] = part
             sections.append(whole.reshape(len(part), num_k_tiles, 1, -1))
         return sections
+
+    @classmethod
+    def _high_bits(cls, rows: QuantizedRows, num_k_tiles: int) -> Any:
+        """The bits of codes behind the lowest `code_bits`, a section with bytes for each lane."""
+        codes = cls.codes_of(rows)
+        whole = zeros((len(codes), num_k_tiles * K_TILE), "uint8", codes)
+        whole[:, : codes.shape[1]] = codes >> 4
+        return viewed(packed_pairs(whole.reshape(len(codes), num_k_tiles, -1, LANES, 8), 1), "uint8")
 
     @classmethod
     def lane_words(cls, codes: Any) -> Any:
@@ -114,3 +122,10 @@ def six_bit_scales(packed: Any) -> tuple[Any, Any]:
     minima = [second & 63, third >> 4 | second >> 6 << 4]
     found = library(packed)
     return found.concatenate(scales, -1), found.concatenate(minima, -1)
+
+
+def fifth_bits(packed: Any) -> Any:
+    """Of bytes [..., 4], bit i of 32, as the fifth bit of code i: [..., 32]."""
+    bits = as_indices(np.arange(8, dtype=np.uint8), packed)
+    spread = packed[..., None] >> bits & 1
+    return spread.reshape(*packed.shape[:-1], 32) << 4

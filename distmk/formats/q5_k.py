@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from distmk.formats.gguf_blocks import GgufBlocks
+from collections.abc import Sequence
+from typing import Any
+
+from distmk.abi import M_TILE
+from distmk.formats.arrays import library
+from distmk.formats.gguf_blocks import GgufBlocks, nibbles, six_bit_scales
 
 
 class Q5_K(GgufBlocks):
@@ -15,3 +20,17 @@ class Q5_K(GgufBlocks):
     group_cols = 256
     block_bytes = 176
     half_offsets = (0, 2)
+    code_bits = 4
+    runs_on_gpu = True
+    tiles_per_stage = 4
+    tile_scale_bytes = M_TILE * (32 + 20)  # the highest bits of codes, then the scales
+
+    @classmethod
+    def block_codes(cls, blocks: Any) -> Any:
+        low = nibbles(blocks[:, :, 48:].reshape(*blocks.shape[:2], 4, 32))  # of 64 columns each
+        high = [(blocks[:, :, 16:48] >> group & 1) << 4 for group in range(8)]
+        return low.reshape(*blocks.shape[:2], -1) | library(blocks).concatenate(high, -1)
+
+    @classmethod
+    def block_sections(cls, blocks: Any) -> Sequence[Any]:
+        return [*six_bit_scales(blocks[:, :, 4:16]), blocks[:, :, :4]]

@@ -102,6 +102,35 @@ def q6_k_at(place: Place) -> float:
     return float(f32_at(place, 256, "<f2", 1, 0) * scale * np.float32(code - 32))
 
 
+def five_bits_at(place: Place) -> int:
+    high = lane_section(place, 2)[place.group_of_32 // 4]
+    return nibble_at(place) | bits_at(high, 1, 4 * (place.group_of_32 % 4) + place.col // 2, place.col) << 4
+
+
+def q5_k_at(place: Place) -> float:
+    return super_block_at(place, five_bits_at(place), 512)
+
+
+def scaled_at(place: Place, code: int, begin: int) -> np.float32:
+    return np.float32(code) * f32_at(place, begin, "<f2", 8, place.group_of_32)
+
+
+def q4_0_at(place: Place) -> float:
+    return float(scaled_at(place, nibble_at(place) - 8, 0))
+
+
+def q4_1_at(place: Place) -> float:
+    return float(scaled_at(place, nibble_at(place), 0) + scaled_at(place, 1, 256))
+
+
+def q5_0_at(place: Place) -> float:
+    return float(scaled_at(place, five_bits_at(place) - 16, 512))
+
+
+def q5_1_at(place: Place) -> float:
+    return float(scaled_at(place, five_bits_at(place), 512) + scaled_at(place, 1, 768))
+
+
 READERS: dict[str, Callable[[Place], float]] = {
     "fp8": e4m3_at,
     "fp8_block": fp8_block_at,
@@ -109,6 +138,11 @@ READERS: dict[str, Callable[[Place], float]] = {
     "q8_0": q8_0_at,
     "q4_k": q4_k_at,
     "q6_k": q6_k_at,
+    "q5_k": q5_k_at,
+    "q4_0": q4_0_at,
+    "q4_1": q4_1_at,
+    "q5_0": q5_0_at,
+    "q5_1": q5_1_at,
 }
 IN_HALVES = ("q6_k",)
 """Formats whose lanes have four columns of every 16."""

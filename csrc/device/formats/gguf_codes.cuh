@@ -11,9 +11,6 @@ namespace linear {
 
 constexpr uint32_t GROUPS = K_TILE / LOAD_K;  // of 32 columns in a tile
 
-// The smallest subnormals bf16 has, as factors of x: `sums` are then in units of values (see EXACT_POWER).
-constexpr uint32_t SMALLEST_PAIR = 0x00010001u;
-
 // Operands that are the integers themselves.
 constexpr int EXACT_POWER = -69;
 // Codes below 128, minus `offset`, as such operands.
@@ -98,6 +95,85 @@ DISTMK_FN void multiply_groups(const PackedTile<F>& tile, const FragmentB<N_TILE
       add_scaled<N_TILES>(sums, scale(group, false), scale(group, true), acc);
     }
   }
+}
+
+// The pairs of a word, as subnormal operands: b1's are 16 times as large as b0's.
+DISTMK_FN void decode_nibbles(uint32_t word, uint32_t (&pairs)[4]) {
+  pairs[0] = normal(word & 0x000f000fu);
+  pairs[1] = normal(word & 0x00f000f0u);
+  pairs[2] = normal(word >> 8 & 0x000f000fu);
+  pairs[3] = normal(word >> 8 & 0x00f000f0u);
+}
+
+// The highest bits of codes of five, which begin a tile's scales.
+struct FifthBits {
+  static constexpr uint32_t BYTES = M_TILE * K_TILE / 8;
+  uint2 upper, lower;  // of row g, and of row g + 8
+
+  template <class F>
+  DISTMK_FN explicit FifthBits(const PackedTile<F>& tile) {
+    const uint4 both = tile.template lane_scales<uint4>(0);
+    upper = {both.x, both.y};
+    lower = {both.z, both.w};
+  }
+  DISTMK_FN void decode(uint32_t group, uint32_t word, uint32_t (&pairs)[4], bool of_lower) const {
+    const uint2& bits = of_lower ? lower : upper;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+      pairs[i] = pair_of_codes<1>(word, i, group < 4 ? bits.x : bits.y, group % 4 * 4 + i);
+  }
+};
+
+// The scale of a group in a section of eight float16 numbers a row.
+template <class F>
+DISTMK_FN float half_scale(const PackedTile<F>& tile, uint32_t begin, uint32_t group, bool lower) {
+  return half_to_float(tile.word_of_row(begin, lower, group / 2) >> 16 * (group % 2));
+}
+
+// Groups with a float16 scale each, in the section that begins at `begin`.
+template <class F, uint32_t N_TILES, class Decode>
+DISTMK_FN void multiply_scaled_groups(const PackedTile<F>& tile, uint32_t begin, const FragmentB<N_TILES>& x,
+                                      const Decode& decode, MTileAccumulators<N_TILES>& acc) {
+  multiply_groups(
+      tile, x, decode, [&](uint32_t group, bool lower) { return half_scale(tile, begin, group, lower); }, acc);
+}
+
+// acc += the float16 minima of groups times their sums. Two bf16 numbers are a float16 exactly.
+template <class F, uint32_t N_TILES>
+DISTMK_FN void multiply_half_minima(const PackedTile<F>& tile, uint32_t begin, const GroupSums<N_TILES>& sums,
+                                    MTileAccumulators<N_TILES>& acc) {
+  uint32_t minima[2], rest[2];
+#pragma unroll
+  for (uint32_t lower = 0; lower < 2; ++lower) {
+    const uint32_t both = tile.pair_of_halves(begin, lower);
+    const float first = half_to_float(both), second = half_to_float(both >> 16);
+    minima[lower] = pack_bf16(first, second);
+    rest[lower] =
+        pack_bf16(first - __uint_as_float(minima[lower] << 16), second - __uint_as_float(minima[lower] & 0xffff0000u));
+  }
+  sums.multiply_minima(minima[0], minima[1], acc);
+  sums.multiply_minima(rest[0], rest[1], acc);
+}
+
+// A super-block is a row of a tile. Its sections are eight scales, eight minima, and their float16 scales, from `begin`
+// on.
+template <class F, uint32_t N_TILES, class Decode>
+DISTMK_FN void multiply_super_blocks(const PackedTile<F>& tile, uint32_t begin, const FragmentB<N_TILES>& x,
+                                     const GroupSums<N_TILES>& negated, const Decode& decode,
+                                     MTileAccumulators<N_TILES>& acc) {
+  const uint4 scales = tile.template scales<uint4>(begin);  // of row g, then of row g + 8
+  MTileAccumulators<N_TILES> products = {}, minima = {};
+  multiply_groups(
+      tile, x, decode,
+      [&](uint32_t group, bool lower) { return byte_at(word_of(scales, (lower ? 2 : 0) + group / 4), group % 4); },
+      products);
+  const uint2 halves = tile.template scales<uint2>(begin + 2 * M_TILE * GROUPS);
+  add_scaled<N_TILES>(products, half_to_float(halves.x), half_to_float(halves.y), acc);
+  // Minima are integers below 64: subnormal numbers, as codes are.
+  const uint32_t upper = tile.pair_of_bytes(begin + M_TILE * GROUPS, false),
+                 lower = tile.pair_of_bytes(begin + M_TILE * GROUPS, true);
+  negated.multiply_minima(normal(upper), normal(lower), minima);
+  add_scaled<N_TILES>(minima, half_to_float(halves.x >> 16), half_to_float(halves.y >> 16), acc);
 }
 
 }  // namespace linear

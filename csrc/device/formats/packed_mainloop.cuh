@@ -105,7 +105,6 @@ DISTMK_FN void packed_k_block(const FragmentB<N_TILES>& x, const MBlock& m_block
 #pragma unroll 1
   for (uint32_t m_tile = 0; m_tile * M_TILE < num_rows; ++m_tile, read = read.advanced(num_stages)) {
     MTileAccumulators<N_TILES> acc = {};
-    if (!is_first) accumulators.load(m_tile, acc);
     if (has_tile) {
       const PipelineState<NUM_STAGES> stage = read.advanced(warp / TILES);
       const uint32_t tile_bytes = min(M_TILE, num_rows - m_tile * M_TILE) * C::TILE_ROW_BYTES + C::TILE_SCALE_BYTES;
@@ -114,6 +113,11 @@ DISTMK_FN void packed_k_block(const FragmentB<N_TILES>& x, const MBlock& m_block
       F::template multiply<N_TILES>(PackedTile<F>(from, lane), x, prepared, acc);
       // The warp with a stage's last tile also arrives for the missing tiles.
       warp_arrive(&shared().pipeline.empty[stage.index], (is_last ? TILES - tile : 1) * (ARRIVALS_PER_STAGE / TILES));
+    }
+    if (!is_first) {  // here, because the product leaves no registers for it
+      MTileAccumulators<N_TILES> before;
+      accumulators.load(m_tile, before);
+      add_accumulators<N_TILES>(before, acc);
     }
     accumulators.store(m_tile, acc);
   }

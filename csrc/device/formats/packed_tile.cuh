@@ -54,15 +54,6 @@ struct PackedLane {
   }
 };
 
-// 16 bytes of row g, and of row g + 8.
-struct RowPair {
-  uint4 upper, lower;
-
-  DISTMK_FN float half(bool of_lower, uint32_t i) const {  // float16 number i
-    return half_to_float(word_of(of_lower ? lower : upper, i / 2) >> 16 * (i % 2));
-  }
-};
-
 // A tile as this lane sees it. Rows behind the last one of the tile are anything.
 template <class F>
 class PackedTile {
@@ -74,10 +65,20 @@ class PackedTile {
     const char* from = (i % 2 ? odd_ : even_) + (lower ? 8 * C::TILE_ROW_BYTES : 0) + i * PackedLane<F>::UNIT_BYTES;
     return *reinterpret_cast<const uint4*>(from);
   }
+  // A word of it.
+  DISTMK_FN uint32_t word(bool lower, uint32_t i, uint32_t word) const {
+    const char* from = (i % 2 ? odd_ : even_) + (lower ? 8 * C::TILE_ROW_BYTES : 0) + i * PackedLane<F>::UNIT_BYTES;
+    return reinterpret_cast<const uint32_t*>(from)[word];
+  }
   // The scales of rows g and g + 8 in a section that begins at `begin`.
   template <class T>
   DISTMK_FN T scales(uint32_t begin) const {
     return *reinterpret_cast<const T*>(scales_ + begin + g_ * sizeof(T));
+  }
+  // Word i of row g, or g + 8, in a section of 16 bytes a row. Words are loaded when they are needed: with two N tiles,
+  // there are no registers to keep them in.
+  DISTMK_FN uint32_t word_of_row(uint32_t begin, bool lower, uint32_t i) const {
+    return reinterpret_cast<const uint32_t*>(scales_ + begin + (2 * g_ + lower) * 16)[i];
   }
   // The same of a section with numbers for each lane.
   template <class T>
@@ -89,6 +90,11 @@ class PackedTile {
     const char* from = scales_ + begin + (2 * g_ + lower) * 8 + opaque(threadIdx.x) % 4 * 2;
     const uint32_t both = *reinterpret_cast<const uint16_t*>(from);
     return (both & 0xff) | (both & 0xff00) << 8;
+  }
+  // Numbers 2 t and 2 t + 1 of row g, or g + 8, in a section of eight float16 numbers a row.
+  DISTMK_FN uint32_t pair_of_halves(uint32_t begin, bool lower) const {
+    const char* from = scales_ + begin + (2 * g_ + lower) * 16 + opaque(threadIdx.x) % 4 * 4;
+    return *reinterpret_cast<const uint32_t*>(from);
   }
 
  private:

@@ -18,28 +18,25 @@ struct Q6_KTiles {
   template <uint32_t N_TILES>
   DISTMK_FN static void multiply(const PackedTile<Q6_KTiles>& tile, const FragmentB<N_TILES>& x,
                                  const Prepared<N_TILES>&, MTileAccumulators<N_TILES>& acc) {
-    const RowPair scales = tile.scales<RowPair>(0);
-    const uint32_t halves = tile.scales<uint32_t>(M_TILE * 2 * GROUPS);  // of row g, then of row g + 8
-    const uint4 upper_high = tile.unit(false, 2), lower_high = tile.unit(true, 2);
     MTileAccumulators<N_TILES> products = {};
 #pragma unroll
-    for (uint32_t unit = 0; unit < 2; ++unit) {
-      const uint4 upper = tile.unit(false, unit), lower = tile.unit(true, unit);
+    for (uint32_t word = 0; word < 4; ++word) {  // of high bits, and of scales
+      const uint32_t upper_high = tile.word(false, 2, word), lower_high = tile.word(true, 2, word),
+                     upper_scales = tile.word_of_row(0, false, word), lower_scales = tile.word_of_row(0, true, word);
 #pragma unroll
-      for (uint32_t step = 0; step < 8; ++step) {
-        const uint32_t number = 8 * unit + step, word = number / 4, pair = 2 * (step % 2), index = number % 4 * 2;
-        const uint32_t above = word_of(upper, step / 2), below = word_of(lower, step / 2);
-        const uint32_t a[4] = {
-            decode(above, pair, word_of(upper_high, word), index),
-            decode(below, pair, word_of(lower_high, word), index),
-            decode(above, pair + 1, word_of(upper_high, word), index + 1),
-            decode(below, pair + 1, word_of(lower_high, word), index + 1),
-        };
+      for (uint32_t step = 0; step < 4; ++step) {
+        const uint32_t nibbles = 2 * word + step / 2, pair = step % 2 * 2;
+        const uint32_t upper = tile.word(false, nibbles / 4, nibbles % 4),
+                       lower = tile.word(true, nibbles / 4, nibbles % 4);
+        const uint32_t a[4] = {decode(upper, pair, upper_high, 2 * step), decode(lower, pair, lower_high, 2 * step),
+                               decode(upper, pair + 1, upper_high, 2 * step + 1),
+                               decode(lower, pair + 1, lower_high, 2 * step + 1)};
         MTileAccumulators<N_TILES> sums = {};
-        multiply_step<N_TILES>(a, x, number, sums);
-        add_scaled<N_TILES>(sums, scale(scales.upper, number), scale(scales.lower, number), products);
+        multiply_step<N_TILES>(a, x, 4 * word + step, sums);
+        add_scaled<N_TILES>(sums, scale(upper_scales, step), scale(lower_scales, step), products);
       }
     }
+    const uint32_t halves = tile.scales<uint32_t>(M_TILE * 2 * GROUPS);  // of row g, then of row g + 8
     add_scaled<N_TILES>(products, half_to_float(halves), half_to_float(halves >> 16), acc);
   }
 
@@ -47,9 +44,7 @@ struct Q6_KTiles {
   DISTMK_FN static uint32_t decode(uint32_t nibbles, uint32_t pair, uint32_t high, uint32_t index) {
     return signed_pair(pair_of_codes<2>(nibbles, pair, high, index), 32);
   }
-  DISTMK_FN static float scale(const uint4& scales, uint32_t number) {
-    return byte_at(word_of(scales, number / 4) ^ 0x80808080u, number % 4, 128.0f);
-  }
+  DISTMK_FN static float scale(uint32_t scales, uint32_t i) { return byte_at(scales ^ 0x80808080u, i, 128.0f); }
 };
 
 }  // namespace linear

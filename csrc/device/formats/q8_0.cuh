@@ -23,7 +23,6 @@ struct Q8_0Tiles {
   template <uint32_t N_TILES>
   DISTMK_FN static void multiply(const PackedTile<Q8_0Tiles>& tile, const FragmentB<N_TILES>& x,
                                  const Prepared<N_TILES>&, MTileAccumulators<N_TILES>& acc) {
-    const RowPair scales = tile.scales<RowPair>(0);
 #pragma unroll
     for (uint32_t unit = 0; unit < 4; ++unit) {
       const uint4 upper = tile.unit(false, unit), lower = tile.unit(true, unit);
@@ -37,7 +36,7 @@ struct Q8_0Tiles {
           const uint32_t a[4] = {decode(above), decode(below), decode(above >> 8), decode(below >> 8)};
           multiply_step<N_TILES>(a, x, 2 * group + step, sums);
         }
-        add_scaled<N_TILES>(sums, scales.half(false, group), scales.half(true, group), acc);
+        add_scaled<N_TILES>(sums, half_scale(tile, 0, group, false), half_scale(tile, 0, group, true), acc);
       }
     }
   }
