@@ -78,22 +78,17 @@ template <class F, uint32_t N_TILES, class Decode, class Scale>
 DISTMK_FN void multiply_groups(const PackedTile<F>& tile, const FragmentB<N_TILES>& x, const Decode& decode,
                                const Scale& scale, MTileAccumulators<N_TILES>& acc) {
 #pragma unroll
-  for (uint32_t unit = 0; unit < GROUPS / 4; ++unit) {
-    const uint4 upper = tile.unit(false, unit), lower = tile.unit(true, unit);
+  for (uint32_t group = 0; group < GROUPS; ++group) {
+    uint32_t above[4], below[4];
+    decode(group, tile.word(false, group / 4, group % 4), above, false);
+    decode(group, tile.word(true, group / 4, group % 4), below, true);
+    MTileAccumulators<N_TILES> sums = {};
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t group = 4 * unit + i;
-      uint32_t above[4], below[4];
-      decode(group, word_of(upper, i), above, false);
-      decode(group, word_of(lower, i), below, true);
-      MTileAccumulators<N_TILES> sums = {};
-#pragma unroll
-      for (uint32_t step = 0; step < 2; ++step) {
-        const uint32_t a[4] = {above[2 * step], below[2 * step], above[2 * step + 1], below[2 * step + 1]};
-        multiply_step<N_TILES>(a, x, 2 * group + step, sums);
-      }
-      add_scaled<N_TILES>(sums, scale(group, false), scale(group, true), acc);
+    for (uint32_t step = 0; step < 2; ++step) {
+      const uint32_t a[4] = {above[2 * step], below[2 * step], above[2 * step + 1], below[2 * step + 1]};
+      multiply_step<N_TILES>(a, x, 2 * group + step, sums);
     }
+    add_scaled<N_TILES>(sums, scale(group, false), scale(group, true), acc);
   }
 }
 
@@ -161,11 +156,10 @@ template <class F, uint32_t N_TILES, class Decode>
 DISTMK_FN void multiply_super_blocks(const PackedTile<F>& tile, uint32_t begin, const FragmentB<N_TILES>& x,
                                      const GroupSums<N_TILES>& negated, const Decode& decode,
                                      MTileAccumulators<N_TILES>& acc) {
-  const uint4 scales = tile.template scales<uint4>(begin);  // of row g, then of row g + 8
   MTileAccumulators<N_TILES> products = {}, minima = {};
   multiply_groups(
       tile, x, decode,
-      [&](uint32_t group, bool lower) { return byte_at(word_of(scales, (lower ? 2 : 0) + group / 4), group % 4); },
+      [&](uint32_t group, bool lower) { return byte_at(tile.word_of_eight(begin, lower, group / 4), group % 4); },
       products);
   const uint2 halves = tile.template scales<uint2>(begin + 2 * M_TILE * GROUPS);
   add_scaled<N_TILES>(products, half_to_float(halves.x), half_to_float(halves.y), acc);

@@ -80,7 +80,11 @@ class PackedTile {
   DISTMK_FN uint32_t word_of_row(uint32_t begin, bool lower, uint32_t i) const {
     return reinterpret_cast<const uint32_t*>(scales_ + begin + (2 * g_ + lower) * 16)[i];
   }
-  // The same of a section with numbers for each lane.
+  // Word i of a section of eight bytes a row.
+  DISTMK_FN uint32_t word_of_eight(uint32_t begin, bool lower, uint32_t i) const {
+    return reinterpret_cast<const uint32_t*>(scales_ + begin + (2 * g_ + lower) * 8)[i];
+  }
+  // The scales of rows g and g + 8 in a section with numbers for each lane.
   template <class T>
   DISTMK_FN T lane_scales(uint32_t begin) const {
     return *reinterpret_cast<const T*>(scales_ + begin + opaque(threadIdx.x) % 32 * sizeof(T));
