@@ -1,7 +1,8 @@
 """Blocks of GGUF files, on the host stored as in the file: the structs of ggml-common.h in llama.cpp.
 
-The gguf package decodes them in Python. In tiles, codes and scales have other places but the same values; of super-blocks
-whose scales are packed in six bits, a scale takes a byte.
+The gguf package decodes them in Python. In tiles, codes and scales have other places but the same values.
+A scale of six bits takes a byte there, so a super-block of Q4_K or Q5_K takes four bytes more. Products differ from those of
+the values by the rounding of float32 sums; minima are multiplied by sums of activations of which 16 bits are exact.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from distmk.formats.gguf_blocks import GgufBlocks, nibbles, six_bit_scales
 
 
 class Q4_K(GgufBlocks):
-    """Blocks of 144 bytes."""
+    """Blocks of 144 bytes. In tiles they take 148, because a scale or minimum of six bits takes a byte; values are the same."""
 
     id = 21
     name = "q4_k"

@@ -11,7 +11,7 @@ from distmk.formats.gguf_blocks import GgufBlocks, nibbles, six_bit_scales
 
 
 class Q5_K(GgufBlocks):
-    """Blocks of 176 bytes."""
+    """Blocks of 176 bytes. In tiles they take 180, because a scale or minimum of six bits takes a byte; values are the same."""
 
     id = 22
     name = "q5_k"

@@ -12,7 +12,7 @@ from distmk.formats.lane_words import packed_pairs
 
 
 class Q6_K(GgufBlocks):
-    """Blocks of 210 bytes."""
+    """Blocks of 210 bytes, in tiles too."""
 
     id = 23
     name = "q6_k"

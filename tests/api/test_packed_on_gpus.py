@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as QuantType
 from support import tiny
 from support.format_logits import rounded_model
 from support.quantized_files import KINDS, SIZES, save_quantized
+from support.quantized_gguf import write_quantized
 from support.tiny import Reference, relative_error
 from transformers import PreTrainedModel
 
@@ -92,6 +94,22 @@ def test_files(kind: str, num_ranks: int, tmp_path: Path) -> None:
     skipped = ("layers.0.self_attn.v_proj", "layers.1.self_attn.k_proj", "layers.1.mlp.gate_proj")
     save_quantized(model, tmp_path, KINDS[kind], skip=lambda name: any(part in name for part in skipped))
     check(model, model, tmp_path, num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "num_ranks"),
+    [
+        ({"v_proj": QuantType.Q6_K, "down_proj": QuantType.Q6_K, "proj": QuantType.Q4_K}, 1),
+        ({"v_proj": QuantType.Q8_0, "o_proj": QuantType.Q5_K, "gate": QuantType.Q5_1, "up": QuantType.Q5_1}, 1),
+        ({"q_proj": QuantType.Q4_0, "o_proj": QuantType.Q4_1, "down": QuantType.Q5_0, "lm_head": QuantType.Q6_K}, 2),
+    ],
+)
+def test_gguf(kinds: dict[str, QuantType], num_ranks: int, tmp_path: Path) -> None:
+    """Mixed types, as llama-quantize writes them. The embedding, in Q8_0, becomes bf16."""
+    seed = int(np.random.default_rng().integers(1 << 30))
+    print("seed", seed)
+    model = write_quantized(tmp_path / "m.gguf", "qwen3", kinds, seed)
+    check(model, model, tmp_path / "m.gguf", num_ranks)
 
 
 def test_iterations_carry_16_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
