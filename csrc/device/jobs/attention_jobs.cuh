@@ -24,10 +24,7 @@ class AttentionJobs {
   DISTMK_FN void schedule(const Context& context) {
     sort_runs(context, context.batch(args_.batch)->num_job_runs);
     context.team.sync();
-    if (!schedule_.num_block_runs) {
-      if (threadIdx.x < 32 && args_.num_shares >= schedule_.num_workers) RowBalance(args_).share_row_jobs();
-      return;
-    }
+    if (!schedule_.num_block_runs) return balance();
     const uint32_t num_workers = schedule_.num_workers;
     // A job's time is taken as its number of queries plus a constant, 24 queries.
     uint32_t least = ~0u, job_queries = MOST_QUERIES;
@@ -38,6 +35,12 @@ class AttentionJobs {
       job_queries = queries;
     }
     if (threadIdx.x < 32) number_jobs(job_queries);
+  }
+
+  // The part of the schedule that depends on the window. All consumers call it.
+  DISTMK_FN void balance() {
+    const bool may_share = !schedule_.num_block_runs && args_.num_shares >= schedule_.num_workers;
+    if (may_share && threadIdx.x < 32) RowBalance(args_).share_row_jobs();
   }
 
   // Finds block job `index` and the largest number of queries that it takes. False: its KV head has fewer query heads
@@ -205,8 +208,13 @@ DISTMK_FN void plan_attention(const Context& context, const AttentionJobsArgs& a
   AttentionPlan& plan = attention_plan();
   copy_words(context.team, &plan.args, &args, 1);
   if (context.team.leader()) plan.worker = context.instance;
-  if (!attention_schedule().is_of(context.iteration, args)) AttentionJobs(args).schedule(context);
+  AttentionJobs jobs(args);
+  if (!attention_schedule().is_of(context.iteration, args))
+    jobs.schedule(context);
+  else if (attention_schedule().window != args.window)
+    jobs.balance();
   context.team.sync();
+  if (context.team.leader()) attention_schedule().window = args.window;  // all have read it
 }
 
 }  // namespace jobs

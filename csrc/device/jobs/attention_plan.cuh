@@ -27,9 +27,10 @@ struct RowPartials {
   uint32_t comes_last[2];            // whether all workers have left their partials of a shared job (row_shares.cuh)
 };
 
-// The part of the state that follows from the batch alone. It is the same in all layers of an iteration, so the first
-// attention task makes it for the others. No other phase overwrites it (core/overlays.cuh), except sampling, which
-// comes after the last layer. Shared::attention_schedule says whether it is there.
+// The part of the state that follows from the batch, and from the window. It is the same in all layers of an iteration
+// with the same window, so the first attention task makes it for the others. No other phase overwrites it
+// (core/overlays.cuh), except sampling, which comes after the last layer. Shared::attention_schedule says whether it is
+// there.
 struct AttentionSchedule {
   // The arguments from which the schedule is made, beside the iteration.
   struct Source {
@@ -44,6 +45,7 @@ struct AttentionSchedule {
   // The tiles of row jobs, of all runs and KV heads one after another, of which a worker takes this many. 0: a worker
   // takes whole jobs.
   uint32_t row_share;
+  uint32_t window;  // on which the tiles depend
   Source source;
 
   // Number of a worker's job in a round; it exists if it is below num_jobs. Jobs get shorter with their number, so they

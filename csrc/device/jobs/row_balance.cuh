@@ -32,7 +32,7 @@ class RowBalance {
     // Jobs are dealt in order of decreasing length, back and forth. So one of these workers has the most tiles.
     const uint32_t most = max(tiles_of_worker(0), tiles_of_worker(num_workers - 1));
     // Of nearly equal loads, whole jobs divide better among a worker's warps.
-    if (threadIdx.x == 0 && most > share + share / 8 + SHARING_TILES) schedule_.row_share = share;
+    if (threadIdx.x == 0) schedule_.row_share = most > share + share / 8 + SHARING_TILES ? share : 0;
   }
 
  private:

@@ -273,7 +273,7 @@ def _attention_jobs(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         heads = Heads(int(rng.integers(1, 2 * group + 1)), group, int(rng.integers(group)))
         rows, how = random_decoding_runs(rng, max_len, group), _random_scoring(rng, max_len)
         yield _on_one(board, attention_jobs, heads, head_dim, page_size, True, rows, how)
-        rows, how = random_long_runs(rng, max_len, group), _random_scoring(rng, max_len)
+        rows, how = random_long_runs(rng, 3 * max_len, group), Scoring(scores=_random_scoring(rng, max_len).scores)
         yield _on_one(board, attention_jobs, heads, head_dim, page_size, False, rows, how)
     # As many as there can be, before a chunk of a prompt.
     lengths = [int(rng.integers(max_len)), *rng.integers(1, 30, MAX_SEQUENCES - 2)]
