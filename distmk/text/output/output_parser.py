@@ -35,6 +35,11 @@ class OutputParser:
         """Whether the text so far ends inside the reasoning."""
         return self._reasoning is not None and self._reasoning.is_reasoning
 
+    @property
+    def divides(self) -> bool:
+        """Whether text may be something else than content."""
+        return self._reasoning is not None or self._tools is not None
+
     def push(self, text: str) -> list[Event]:
         """The events that are certain after one more piece of text."""
         if self._reasoning is None:
