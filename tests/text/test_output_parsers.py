@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,32 @@ def test_arguments_come_while_they_are_written() -> None:
     parser = parser_of("qwen3")
     parser.push("<function=f>\n<parameter=city>\nlo")
     assert parser.push("ng") == [Arguments(0, "ng")]
+
+
+@pytest.mark.parametrize(
+    ("family", "part", "end"),
+    [
+        ("hermes", "<tool_call>{", "}"),
+        ("hermes", '<tool_call>{"a": "', ""),
+        ("hermes", '<tool_call>{"name": "f", "arguments": ', ""),
+        ("qwen3", "<tool_call><function=f><parameter=", ""),
+        ("qwen3", "<function=f><parameter=city>", "</parameter>"),
+        ("mistral", "[TOOL_CALLS][{", "}"),
+        ("mistral", f"[TOOL_CALLS][{CALL}, {{", "}]"),
+        ("granite", f"<|tool_call|>[{CALL}, {{", ""),
+        ("llama3_json", '<|python_tag|>{"name": "', ""),
+        ("llama3_json", '{"name": "f", "parameters": {', "}"),
+        ("pythonic", "[f(a=", ")]"),
+        ("pythonic", "[f(a='", "')]"),
+        ("pythonic", "[f(a=1), ", "("),
+    ],
+)
+def test_no_text_takes_long(family: str, part: str, end: str) -> None:
+    """A client may let a model repeat anything, and all others wait meanwhile."""
+    count = 60_000 // len(part)
+    began = time.process_time()
+    found(parse(parser_of(family), [part * count, end * count]))
+    assert time.process_time() - began < 1.5
 
 
 def test_reasoning_is_known_while_it_lasts() -> None:

@@ -81,6 +81,15 @@ class ToolParser(Parser):
         self.num_calls += 1
         return CallBegin(self.num_calls - 1, self.make_id(), _sound(name))
 
+    def rejected(self, text: TextReader, before: str) -> Content:
+        """The content that a mark is whose text, read up to `text.at`, is no call. `before`: the mark, and what led to it.
+
+        It is not searched for further marks, as reading it again and again could take long.
+        """
+        content = Content(before + text.text[: text.at])
+        text.commit()
+        return content
+
     def arguments(self, text: str) -> Arguments:
         """A piece of the arguments of the last call."""
         return Arguments(self.num_calls - 1, _sound(text))

@@ -79,7 +79,7 @@ class ValueScanner:
 
 
 def read_call(text: TextReader, parser: ToolParser, end: str = "", any_order: bool = True) -> Steps[bool]:
-    """Read one call at `text.at`. False: there is none; then nothing is consumed for good.
+    """Read one call at `text.at`. False: there is none; then `text.at` is behind what was read instead, without a commit.
 
     `end`: see `ValueScanner`. `any_order`: also a call whose arguments come before its name, which is passed on once it is
     whole. Without it, text that is no call is known early.
@@ -98,7 +98,6 @@ def read_call(text: TextReader, parser: ToolParser, end: str = "", any_order: bo
         return False
     call = _whole_call((yield from _scan(text, ValueScanner(end))))
     if call is None:
-        text.at = begin
         return False
     text.commit()
     yield parser.begin(call[0])
@@ -107,15 +106,20 @@ def read_call(text: TextReader, parser: ToolParser, end: str = "", any_order: bo
 
 
 def read_calls(text: TextReader, parser: ToolParser) -> Steps[bool]:
-    """Read a JSON list of calls at `text.at`. False: it does not begin with one; then nothing is consumed for good."""
-    begin = text.at
+    """Read a JSON list of calls at `text.at`. False: it does not begin with one, as of `read_call`.
+
+    What follows instead of a later call is content.
+    """
     if not (yield from text.take("[")):
         return False
     is_first = True
     while True:
         yield from text.spaces()
+        if not is_first:
+            text.commit()
         if not (yield from read_call(text, parser)):
-            text.at = begin if is_first else text.at
+            if not is_first:
+                yield parser.rejected(text, "")
             return not is_first
         is_first = False
         yield from text.spaces()

@@ -26,5 +26,4 @@ class Granite(ToolParser):
             before = text.trimmed + mark
             yield from text.spaces()
             if not (yield from read_calls(text, self)):
-                text.at = 0
-                yield Content(before)
+                yield self.rejected(text, before)

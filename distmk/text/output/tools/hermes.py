@@ -31,8 +31,7 @@ class Hermes(ToolParser):
                 yield from text.spaces()
                 yield from text.take(END)
             else:
-                text.at = 0
-                yield Content(before)
+                yield self.rejected(text, before)
 
     def read(self, text: TextReader, mark: str) -> Steps[bool]:
         """Read the call behind a mark. False: there is none."""

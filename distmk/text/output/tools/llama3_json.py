@@ -26,8 +26,7 @@ class Llama3Json(ToolParser):
         while (yield from text.until((_TAG,), Content, trims=SPACE, trims_end=self.num_calls > 0)) is not None:
             before = text.trimmed + _TAG
             if not (yield from self._calls(text)):
-                text.at = 0
-                yield Content(before)
+                yield self.rejected(text, before)
 
     def _calls(self, text: TextReader) -> Steps[bool]:
         """Read calls; False: there are none."""

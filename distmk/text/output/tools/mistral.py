@@ -36,9 +36,9 @@ class Mistral(ToolParser):
         while (yield from text.until((_MARK,), Content, trims=SPACE, trims_end=self.num_calls > 0)) is not None:
             before = text.trimmed + _MARK
             yield from text.spaces()
-            if not ((yield from read_calls(text, self)) or (yield from self._named(text))):
-                text.at = 0
-                yield Content(before)
+            is_list = (yield from text.peek()) == "["
+            if not (yield from (read_calls(text, self) if is_list else self._named(text))):
+                yield self.rejected(text, before)
 
     def _named(self, text: TextReader) -> Steps[bool]:
         """Read a call that begins with its name; False: there is none."""
