@@ -143,6 +143,13 @@ def test_a_call_that_is_cut_off(client: openai.OpenAI, server: Served) -> None:
     assert choice.message.content == server.engine.says and choice.finish_reason == "stop"
 
 
+def test_text_that_was_held_back_comes_with_the_end(client: openai.OpenAI, server: Served) -> None:
+    server.engine.says = "I like <tool_ "
+    (choice,) = client.chat.completions.create(**settings()).choices
+    assert choice.message.content == server.engine.says
+    assert "".join(each["delta"].get("content") or "" for each in events(server)) == server.engine.says
+
+
 def test_log_probabilities_cover_all_tokens(client: openai.OpenAI, server: Served) -> None:
     (choice,) = client.chat.completions.create(**settings(logprobs=True)).choices
     assert choice.logprobs is not None
