@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
         default="host",
         help="the backend that must be able to run (default host)",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, needs_model=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
