@@ -11,13 +11,13 @@ from distmk.backends.defaults import backend_choices, choose_model_len
 from distmk.backends.host.room import available_memory
 from distmk.doctor.finding import Finding
 from distmk.doctor.gpus import read_gpus
+from distmk.engine.engine_args import EngineArgs
 from distmk.errors import UsageError
 from distmk.lower.memory import least_memory
 from distmk.lower.options import DecodeOptions
 from distmk.weights import open_checkpoint
 from distmk.weights.choose_formats import bytes_by_format, choose_formats
 
-UTILIZATION = 0.9  # of memory, the engine's default
 GPU_WORKERS = 132
 
 
@@ -81,9 +81,9 @@ def _load_format(model: str) -> str:
 def _room(backend: str, num_ranks: int) -> float | None:
     """Bytes of a rank that weights and KV cache may take here. None: there is no GPU to ask."""
     if backend == "host":
-        return UTILIZATION * available_memory() / num_ranks
+        return EngineArgs.gpu_memory_utilization * available_memory() / num_ranks
     try:
         found = read_gpus()
     except UsageError:
         return None
-    return UTILIZATION * min(gpu.memory_bytes for gpu in found) if found else None
+    return EngineArgs.gpu_memory_utilization * min(gpu.memory_bytes for gpu in found) if found else None

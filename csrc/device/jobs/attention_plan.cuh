@@ -53,6 +53,29 @@ struct AttentionSchedule {
   DISTMK_FN uint32_t job_of_round(uint32_t worker, uint32_t round) const {
     return round * num_workers + (round % 2 ? num_workers - 1 - worker : worker);
   }
+  // Numbers what the first runs have, count_of(run) each, and returns the number of all. One warp calls it; each lane
+  // has consecutive runs.
+  template <class CountOf>
+  DISTMK_FN uint32_t number_runs(uint32_t num_runs, const CountOf& count_of) {
+    constexpr uint32_t PER_LANE = MAX_SEQUENCES / 32;
+    const uint32_t first = threadIdx.x * PER_LANE;
+    uint32_t count[PER_LANE], sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < PER_LANE; ++i) sum += count[i] = first + i < num_runs ? count_of(first + i) : 0;
+    uint32_t end = sum;
+#pragma unroll
+    for (uint32_t step = 1; step < 32; step *= 2) {
+      const uint32_t before = __shfl_up_sync(~0u, end, step);
+      if (threadIdx.x >= step) end += before;
+    }
+    uint32_t next = end - sum;
+#pragma unroll
+    for (uint32_t i = 0; i < PER_LANE; ++i) {
+      first_job[first + i] = next;
+      next += count[i];
+    }
+    return __shfl_sync(~0u, end, 31);
+  }
   // All consumers call it, before one of them calls set_source().
   DISTMK_FN bool is_of(uint64_t iteration, const AttentionJobsArgs& args) const {
     return shared().attention_schedule == iteration + 1 && source.batch == args.batch && source.num_q == args.num_q &&
