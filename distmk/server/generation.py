@@ -224,13 +224,14 @@ def _check_stream(body: GenerationBody) -> None:
         raise ApiError(400, "prompt_logprobs does not go with stream: true", "prompt_logprobs")
 
 
-async def collect(running: Generation, each: Callable[[TokenOutput], object] = bool) -> list[Choice]:
-    """All choices, whole; `each` is called with every token that comes. DistmkError: the engine has ended."""
+async def collect(running: Generation, each: Callable[[TokenOutput], object] | None = None) -> list[Choice]:
+    """All choices, whole; `each`, if given, is called with every token. DistmkError: the engine has ended."""
     choices = [Choice(index) for index in range(running.num_choices)]
     async for outputs in running.outputs():
         for output in outputs:
             choices[output.index].add(output)
-            each(output)
+            if each is not None:
+                each(output)
     return choices
 
 
