@@ -6,6 +6,7 @@
 #pragma once
 #include "device/core/shared.cuh"
 #include "device/jobs/job_grid.cuh"
+#include "device/jobs/sum_scales.cuh"
 
 namespace distmk {
 namespace jobs {
@@ -47,7 +48,7 @@ DISTMK_FN constexpr uint32_t output_begin(uint32_t tile_tokens) {
 
 // An output feature of a job: where its row of the output begins, in floats from the beginning of the stages. A gated
 // feature also has the row of its up.
-struct Feature {
+struct Feature : SumScale {
   uint32_t row, up_row;
   float bias, up_bias;
 };
@@ -62,7 +63,7 @@ struct alignas(16) JobTile {
 // The loader's plan of a job for the consumers. The loader computes it while they still run earlier tasks.
 //   planned  loader -> consumers    The plan may be read.
 //   stored   consumers -> loader    The job's output, which may lie over a ring, has been read.
-struct JobPlan {
+struct JobPlan : RowScales {
   uint64_t planned, stored;
   uint32_t num_tiles;   // M tiles; 0: there are no more jobs
   uint32_t num_blocks;  // blocks of columns

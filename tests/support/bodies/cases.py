@@ -21,8 +21,9 @@ from support.reference import Scoring
 from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, Epilogue, Scores
 from distmk.tasks.packed_linear import GPU_FORMATS
 
-PACKED_KINDS = tuple(
-    f"packed_linear {what}" for what in ("STORE", "ADD", "PUSH", "ARGMAX", "polls", *(each.name for each in GATED))
+PACKED_KINDS = (
+    *(f"packed_linear {what}" for what in ("STORE", "ADD", "PUSH", "ARGMAX", "polls", *(each.name for each in GATED))),
+    *(f"packed linear_jobs {what}" for what in ("STORE", "PARTS", "LOGITS", *(each.name for each in GATED))),
 )
 KINDS = (
     *PACKED_KINDS,
@@ -147,6 +148,15 @@ def add_all(board: Board, sizes: Sizes) -> None:
 def add_packed(board: Board, sizes: Sizes) -> None:
     """Products of packed weights, and the other bodies that share the pipeline with them."""
     cases = [*_packed_linear(board, sizes), *_linear(board, sizes._replace(k=sizes.k[1::3])), *_attention(board, sizes)]
+    for index in board.rng.permutation(len(cases)):
+        cases[index]()
+
+
+def add_packed_jobs(board: Board, sizes: Sizes) -> None:
+    """Products of packed weights in jobs, beside the bodies that write their activations."""
+    cases = list(linear_jobs.packed_cases(board, sizes.linear_error, GPU_FORMATS))
+    cases += list(linear_jobs.cases(board, sizes.linear_error, sizes.job_k[:2]))[::3]
+    cases += list(_residual_rows(board, sizes))[::2]
     for index in board.rng.permutation(len(cases)):
         cases[index]()
 
