@@ -36,9 +36,7 @@ struct E4m3Codes {
     }
 
    private:
-    DISTMK_FN static uint32_t value(uint32_t pair) {
-      return multiply_pairs(pair, pair_of_powers(120 - NORMAL_SHIFT));
-    }
+    DISTMK_FN static uint32_t value(uint32_t pair) { return multiply_pairs(pair, pair_of_powers(120 - NORMAL_SHIFT)); }
   };
 
   // sums += the products of units [begin, end).

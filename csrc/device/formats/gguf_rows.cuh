@@ -27,8 +27,7 @@ struct FifthBitBlock {
   FifthBitBlock() = default;
   template <class F>
   DISTMK_FN FifthBitBlock(const TileRow<F>& row, uint32_t block)
-      : low(row, block),
-        high(row.template lane_scales<uint32_t, sizeof(uint2)>(0, block / 2 * 4) >> block % 2 * 8) {}
+      : low(row, block), high(row.template lane_scales<uint32_t, sizeof(uint2)>(0, block / 2 * 4) >> block % 2 * 8) {}
   DISTMK_FN uint32_t pair(uint32_t half, uint32_t i) const {
     return pair_of_codes<1>(low.word(half), i, high, 4 * half + i);
   }

@@ -50,9 +50,8 @@ struct Q8_0Tiles {
         : words(row.codes<uint4>(block)), scales(row, 0, block) {}
     DISTMK_FN uint4 decode(uint32_t half) const {
       const SplitScale scale(scales.of(half));
-      return four_pairs([&](uint32_t i) {
-        return scale.times(Q8_0Tiles::decode(word_of(words, 2 * half + i / 2) >> i % 2 * 8));
-      });
+      return four_pairs(
+          [&](uint32_t i) { return scale.times(Q8_0Tiles::decode(word_of(words, 2 * half + i / 2) >> i % 2 * 8)); });
     }
   };
 };

@@ -145,7 +145,8 @@ template <Epilogue EPILOGUE>
 DISTMK_FN void store_gated(const Context& context, const LinearJobsArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features) {
   auto* out = context.at<__nv_bfloat16>(args.out);
-  const uint32_t end = features.end(), layout = HAS_PACKED_WEIGHTS ? args.out_layout : static_cast<uint32_t>(ActivationLayout::TILES);
+  const uint32_t end = features.end(),
+                 layout = HAS_PACKED_WEIGHTS ? args.out_layout : static_cast<uint32_t>(ActivationLayout::TILES);
   // The last block of activations is padded with zeros.
   const uint32_t stored_end = end < num_features(args)
                                   ? end

@@ -96,8 +96,7 @@ struct JobGrid {
   }
   DISTMK_FN static BlockRange blocks_of(const LinearJobsArgs& args, uint32_t k_split) {
     constexpr uint32_t PER_TILE = K_TILE / ACTIVATION_BLOCK_COLS;
-    const uint32_t num_blocks = num_k_blocks(args),
-                   num_tiles = (num_blocks + PER_TILE - 1) / PER_TILE;
+    const uint32_t num_blocks = num_k_blocks(args), num_tiles = (num_blocks + PER_TILE - 1) / PER_TILE;
     const auto at = [&](uint32_t i) { return min(num_tiles * i / args.num_k_splits * PER_TILE, num_blocks); };
     return {at(k_split), at(k_split + 1)};
   }

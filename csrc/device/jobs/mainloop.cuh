@@ -49,6 +49,8 @@ class TilePosition {
 // Reads tiles of bf16. The packed order gives a lane its fragments of two k16 steps at once.
 class WeightReader : public TilePosition {
  public:
+  using Loaded = WeightFragments;  // of a block, before its products: the first half
+
   // The row of the M tile that is row g of this lane's fragment, where g is the lane's group of four. Row g + 8 is 8
   // rows further down. With this order, two groups that read together differ in the swizzle's highest bit and share no
   // bank.
@@ -64,7 +66,7 @@ class WeightReader : public TilePosition {
     below_ = 8 * pitch;
   }
   // Blocks are read by halves, in the order of k. In rows 4 to 7, the swizzle puts the second half first.
-  DISTMK_FN WeightFragments load_first_half() const { return {load_shared(next_), load_shared(next_ + below_)}; }
+  DISTMK_FN Loaded load() const { return {load_shared(next_), load_shared(next_ + below_)}; }
   // Also moves on by `step` blocks.
   DISTMK_FN WeightFragments load_second_half(uint32_t step) {
     const uint32_t at = next_ ^ 64;
@@ -90,9 +92,20 @@ DISTMK_FN void multiply_half(float (&acc)[N / 2], const WeightFragments& w, uint
   tensor::commit<N>();
 }
 
-// While half a block is multiplied, the next half's weights are loaded. Then the warpgroup waits for its products, so
-// that their registers are free again. The other warpgroup's products keep the tensor cores busy meanwhile. SHARED:
-// both warpgroups have the same M tiles, and each multiplies every other block.
+// Starts the products of a block; of its first half they may have ended. While that is multiplied, the second half's
+// weights are loaded. The reader moves on by `step` blocks.
+template <uint32_t N>
+DISTMK_FN void multiply_block(float (&acc)[N / 2], WeightReader& weights, WeightFragments& w, uint32_t b_slot,
+                              uint32_t step) {
+  multiply_half<N>(acc, w, b_slot, 0);
+  w = weights.load_second_half(step);
+  tensor::await<N>();
+  multiply_half<N>(acc, w, b_slot, 1);
+}
+
+// While a block is multiplied, the next block's weights are loaded. Then the warpgroup waits for its products, so that
+// their registers are free again. The other warpgroup's products keep the tensor cores busy meanwhile. SHARED: both
+// warpgroups have the same M tiles, and each multiplies every other block.
 template <uint32_t N, bool SHARED, class Reader>
 DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t num_tiles, uint32_t phases, SlotPosition b,
                                uint32_t num_blocks) {
@@ -103,22 +116,19 @@ DISTMK_FN void multiply_blocks(float (&acc)[N / 2], uint32_t num_tiles, uint32_t
   if (first) b.advance(rings().num_slots, first);
   if (first < num_blocks) {
     weights.open(min(BLOCKS_PER_TILE, num_blocks), first);
-    WeightFragments next = weights.load_first_half();
+    typename Reader::Loaded next = weights.load();
 #pragma unroll 1
     for (uint32_t block = first + STEP;; block += STEP) {
       const uint32_t b_slot =
           shared_address(shared().at<Overlay::PRODUCT_RINGS>()) + rings().b_begin + b.slot * b_slot_bytes(N);
       barrier_wait(shared_address(&rings().b_full[b.slot]), b.parity);
       if (block == first + STEP) mark(Mark::FIRST);
-      multiply_half<N>(acc, next, b_slot, 0);
-      next = weights.load_second_half(STEP);
-      tensor::await<N>();
-      multiply_half<N>(acc, next, b_slot, 1);
+      multiply_block<N>(acc, weights, next, b_slot, STEP);
       if (block % BLOCKS_PER_TILE == first || block >= num_blocks) {
         weights.release(A_ARRIVALS);
         if (block < num_blocks) weights.open(min(BLOCKS_PER_TILE, num_blocks + first - block), first);
       }
-      if (block < num_blocks) next = weights.load_first_half();
+      if (block < num_blocks) next = weights.load();
       tensor::await<N>();
       warp_arrive(&rings().b_empty[b.slot], B_ARRIVALS);
       b.advance(rings().num_slots, STEP);

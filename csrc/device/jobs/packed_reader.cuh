@@ -11,10 +11,17 @@ namespace jobs {
 
 static_assert(linear::BLOCK_COLS == ACTIVATION_BLOCK_COLS, "");
 
+// The weights of a block, by halves.
+struct BlockFragments {
+  WeightFragments first, second;
+};
+
 // Reads tiles of format F. Their rows are in natural order, and every K tile has K_TILE columns.
 template <class F>
 class PackedReader : public TilePosition {
  public:
+  using Loaded = BlockFragments;
+
   DISTMK_FN static uint32_t fragment_row(uint32_t lane) { return lane / 4; }
 
   using TilePosition::TilePosition;
@@ -23,24 +30,27 @@ class PackedReader : public TilePosition {
     tile_ = tile();
     block_ = first;
   }
-  DISTMK_FN WeightFragments load_first_half() {
-    upper_ = BlockRow(linear::TileRow<F>(tile_, false), block_);
-    lower_ = BlockRow(linear::TileRow<F>(tile_, true), block_);
-    return {upper_.decode(0), lower_.decode(0)};
+  // Loads and decodes a whole block, because decoding takes as long as the products of half a block.
+  DISTMK_FN Loaded load() const {
+    const BlockRow upper(linear::TileRow<F>(tile_, false), block_), lower(linear::TileRow<F>(tile_, true), block_);
+    return {{upper.decode(0), lower.decode(0)}, {upper.decode(1), lower.decode(1)}};
   }
-  // Also moves on by `step` blocks.
-  DISTMK_FN WeightFragments load_second_half(uint32_t step) {
-    block_ += step;
-    return {upper_.decode(1), lower_.decode(1)};
-  }
+  DISTMK_FN void move_on(uint32_t step) { block_ += step; }
 
  private:
   using BlockRow = typename F::BlockRow;
   static_assert(M_TILE * F::Constants::TILE_ROW_BYTES + F::Constants::TILE_SCALE_BYTES <= A_TILE_BYTES, "");
 
   uint32_t tile_, block_;
-  BlockRow upper_, lower_;
 };
+
+template <uint32_t N, class F>
+DISTMK_FN void multiply_block(float (&acc)[N / 2], PackedReader<F>& weights, const BlockFragments& w, uint32_t b_slot,
+                              uint32_t step) {
+  multiply_half<N>(acc, w.first, b_slot, 0);
+  multiply_half<N>(acc, w.second, b_slot, 1);
+  weights.move_on(step);
+}
 
 }  // namespace jobs
 }  // namespace distmk

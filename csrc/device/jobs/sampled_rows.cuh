@@ -15,8 +15,7 @@ DISTMK_FN void body_select_rows(Context& context, const SelectRowsArgs& args) {
   auto* out = context.at<__nv_bfloat16>(args.out);
   const bool in_chunks = args.tiled || (args.k % 8 == 0 && (args.x | args.out) % 16 == 0);
   // The order of lanes stays as it is, but there the last columns are anywhere in their block.
-  const bool in_lane_order =
-      HAS_PACKED_WEIGHTS && args.tiled == static_cast<uint32_t>(ActivationLayout::LANE_TILES);
+  const bool in_lane_order = HAS_PACKED_WEIGHTS && args.tiled == static_cast<uint32_t>(ActivationLayout::LANE_TILES);
   const uint32_t layout = in_lane_order ? static_cast<uint32_t>(ActivationLayout::TILES) : args.tiled;
   const uint32_t num_cols =
       in_lane_order ? (args.k + ACTIVATION_BLOCK_COLS - 1) / ACTIVATION_BLOCK_COLS * ACTIVATION_BLOCK_COLS : args.k;

@@ -30,8 +30,8 @@ struct TileShape {
 #ifdef DISTMK_PACKED
 DISTMK_FN TileShape shape_of(const LinearJobsArgs& args) {
   switch (args.format) {
-#define DISTMK_CASE(Name)                                                                                       \
-  case Name##Format::ID:                                                                                        \
+#define DISTMK_CASE(Name) \
+  case Name##Format::ID:  \
     return {Name##Format::TILE_ROW_BYTES, Name##Format::TILE_SCALE_BYTES, Name##Format::HAS_ROW_SCALES};
     DISTMK_PACKED_FORMATS(DISTMK_CASE)
 #undef DISTMK_CASE
