@@ -17,13 +17,13 @@ from distmk.errors import UsageError
 from distmk.formats import find_format
 from distmk.graph.graph import Graph
 from distmk.graph.partition import Partition
-from distmk.graph.regions import Buffer, Region, Slab
+from distmk.graph.regions import Buffer, Region
 from distmk.lower.head import emit_sampled
 from distmk.lower.job_buffers import JobBuffers, Operand, declare_job_buffers, layout_for
 from distmk.lower.options import Bucket
 from distmk.lower.packed import input_formats, is_packed
 from distmk.lower.plan import WorkPlan
-from distmk.lower.product import Product
+from distmk.lower.product import Part, Product
 from distmk.lower.products import (
     down_product,
     embedding_tables,
@@ -125,25 +125,24 @@ class _Emitter:
         """The jobs of a rank's whole matrix, as one task for each of its parts. x: None: the residual stream."""
         runs = product.runs(rank)
         for begin, end in runs:
-            found = product.operands(rank, (begin, end))
-            divided = {"partition": product.partitions[rank], "part": (begin, end)}
+            divided: dict[str, Any] = {"partition": product.partitions[rank], "part": (begin, end)}
             if len(runs) > 1 and not self.tiled:
                 divided = {"partition": Partition(end - begin, 1, step=2)}
-            task = {
+            task: dict[str, Any] = {
                 "op": product.name,
-                "x": x or self._normalized(found["slab"]).at(rank),
+                "x": x or self._normalized(product.part_of(rank, begin)).at(rank),
                 "out": out if len(runs) == 1 else out.buffer.at(rank, out.begin + begin, out.begin + end),
                 "batch": self.buffers.batch.at(rank),
                 "epilogue": product.epilogue,
                 "scale": product.scale,
                 "tiled": self.tiled,
             }
-            self.graph.add(LinearJobs(rank, **(task | found | divided | operands)))
+            self.graph.add(LinearJobs(rank, **(task | product.operands(rank, (begin, end)) | divided | operands)))
 
-    def _normalized(self, slab: Slab) -> Buffer:
-        """The rows that the slab multiplies."""
+    def _normalized(self, part: Part) -> Buffer:
+        """The rows of the residual stream as a part of a product multiplies them."""
         lane_x = self.buffers.lane_x
-        return lane_x if lane_x and is_packed(slab.weight.format) else self.buffers.normalized_x
+        return lane_x if lane_x and is_packed(part.weight.format) else self.buffers.normalized_x
 
     def _attention(self, op: SelfAttention, out: Operand) -> None:
         for rank in self.plan.ranks:
@@ -238,14 +237,13 @@ class _Emitter:
     def _rank_head(self, op: Head, product: Product, rank: int) -> None:
         buffers, batch = self.buffers, self.buffers.batch.at(rank)
         sampled_x = buffers.sampled_x.at(rank)
-        slab = product.operands(rank, product.runs(rank)[0])["slab"]
         first, last = self.plan.shards[rank].vocab
         logits = buffers.sampling.logits_of(rank, self.graph.num_ranks, 0, last - first)
         self.graph.add(
             SelectRows(
                 rank=rank,
                 op="select_rows",
-                x=self._normalized(slab).at(rank),
+                x=self._normalized(product.parts[rank][0]).at(rank),
                 out=sampled_x,
                 batch=batch,
                 k=self.hidden,

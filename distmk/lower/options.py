@@ -203,11 +203,10 @@ def settle_factors(model: Model, options: DecodeOptions) -> DecodeOptions:
                 f"{tensor} is in {name}, which GPUs and the emulator do not multiply; their formats are {known}; "
                 "choose the host backend"
             )
-        if options.tiled and found.is_quantized:
-            if tensor == embedding:
-                raise UsageError(
-                    f"{tensor} is in {name}, which GPUs and the emulator do not look up; choose the host backend"
-                )
+        if options.tiled and found.is_quantized and tensor == embedding:
+            raise UsageError(
+                f"{tensor} is in {name}, which GPUs and the emulator do not look up; choose the host backend"
+            )
         if options.folds_factors and not found.folds_factors and not options.tiled:
             raise UsageError(f"folds_factors is True; {tensor} is in {name}, which takes no factors")
         folds = folds and (found.folds_factors or options.tiled)

@@ -141,7 +141,9 @@ def test_many_rows(draw: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     elif kind.startswith("fp8 blocks"):
         model = tiny.make("qwen3", seed, **SIZES)
         skipped = ("layers.0.self_attn.v_proj", "layers.1.self_attn.k_proj", "layers.1.mlp.gate_proj")
-        save_quantized(model, tmp_path, KINDS[kind.split(",")[0]], skip=lambda name: any(part in name for part in skipped))
+        save_quantized(
+            model, tmp_path, KINDS[kind.split(",")[0]], skip=lambda name: any(part in name for part in skipped)
+        )
         check(model, model, tmp_path, 1, **options)
     else:
         kinds = [QuantType.Q4_0, QuantType.Q5_0, QuantType.Q8_0, QuantType.Q4_K, QuantType.Q5_K, QuantType.Q5_1]
@@ -156,5 +158,7 @@ def test_shards_that_begin_inside_of_blocks(tmp_path: Path, monkeypatch: pytest.
     """They have no iterations of jobs."""
     tiny.save(tiny.make("llama", 1, **SIZES), tmp_path)
     monkeypatch.setenv("DISTMK_ROW_BUCKETS", "16,64")
-    with pytest.raises(UsageError, match=r"no such iterations with shards of packed weights that begin inside of 64 columns"):
+    with pytest.raises(
+        UsageError, match=r"no such iterations with shards of packed weights that begin inside of 64 columns"
+    ):
         LLM(str(tmp_path), backend="emulated", tensor_parallel_size=2, quantization="int4", max_model_len=16)

@@ -14,15 +14,13 @@ DISTMK_FN uint32_t num_features(const LinearJobsArgs& args) {
 
 // Fills the table of a job's output features, one row per thread. The output begins `begin_bytes` after the stages'
 // beginning.
-DISTMK_FN void write_features(const LinearJobsArgs& args, const JobPlan& job, uint32_t begin_bytes, const float* bias,
-                              FeatureTable& table) {
+DISTMK_FN void write_features(const JobPlan& job, uint32_t begin_bytes, const float* bias, FeatureTable& table) {
   const uint32_t row = threadIdx.x, in_tile = row % M_TILE;
   if (row / M_TILE >= job.num_tiles) return;
   const JobTile tile = job.tiles[row / M_TILE];
   if (in_tile >= tile.features.count) return;
   const uint32_t at = begin_bytes / sizeof(float) + row;
-  Feature found{{}, at, at + tile.features.count, 0.0f, 0.0f};
-  found.load(args, job, row / M_TILE, in_tile, tile.features.count);
+  Feature found{at, at + tile.features.count, 0.0f, 0.0f};
   if (bias && job.k_split == 0) found.bias = bias[tile.bias + in_tile], found.up_bias = bias[tile.up_bias + in_tile];
   table[tile.features.begin + in_tile - job.features.begin] = found;
 }
@@ -48,7 +46,7 @@ class FeaturePair {
       known_[i] = index < features.count;
       const Feature& feature = table[known_[i] ? index : 0];
       const uint32_t swizzle = output_swizzle(threadIdx.x / 32);
-      scale_[i] = feature, row_[i] = feature.row ^ swizzle, bias_[i] = feature.bias;
+      row_[i] = feature.row ^ swizzle, bias_[i] = feature.bias;
       if constexpr (PAIRED) up_row_[i] = feature.up_row ^ swizzle, up_bias_[i] = feature.up_bias;
     }
   }
@@ -61,15 +59,14 @@ class FeaturePair {
  private:
   uint32_t row_[2], up_row_[2];
   float bias_[2], up_bias_[2];
-  SumScale scale_[2];
   bool known_[2];
   float softcap_;
 
   DISTMK_FN static uint32_t is_upper() { return threadIdx.x / 16 % 2; }
   DISTMK_FN float value(uint32_t token, uint32_t i) const {
-    float v = scale_[i].of(output_of(token)[row_[i]]) + bias_[i];
+    float v = output_of(token)[row_[i]] + bias_[i];
     if constexpr (PAIRED) {
-      const float up = scale_[i].of_up(output_of(token)[up_row_[i]]) + up_bias_[i];
+      const float up = output_of(token)[up_row_[i]] + up_bias_[i];
       v = gated<BaseE>(EPILOGUE, v, up);
     }
     if constexpr (EPILOGUE == Epilogue::LOGITS) v = softcapped<BaseE>(v, softcap_);
@@ -145,8 +142,8 @@ template <Epilogue EPILOGUE>
 DISTMK_FN void store_gated(const Context& context, const LinearJobsArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features) {
   auto* out = context.at<__nv_bfloat16>(args.out);
-  const uint32_t end = features.end(),
-                 layout = HAS_PACKED_WEIGHTS ? args.out_layout : static_cast<uint32_t>(ActivationLayout::TILES);
+  const uint32_t end = features.end(), tiles = static_cast<uint32_t>(ActivationLayout::TILES);
+  const uint32_t layout = HAS_PACKED_WEIGHTS ? args.out_layout : tiles;
   // The last block of activations is padded with zeros.
   const uint32_t stored_end = end < num_features(args)
                                   ? end

@@ -27,7 +27,8 @@ DISTMK_NOINLINE void run_jobs() {
     FeatureTable& table = rings().features[round % 2];
     barrier_wait(&job.planned, plan_parity(round));
     if (!job.num_tiles) break;
-    write_features(args, job, output_begin(N), context.at<float>(args.bias), table);  // while activations are copied
+    write_features(job, output_begin(N), context.at<float>(args.bias), table);  // while activations are copied
+    Reader::write_factors(args, job);
     multiply_job<N, Reader>(job.num_tiles, phases, b, job.num_blocks);
     mark(Mark::MET);
     phases = WeightPosition::phases_after(phases, rings().num_tiles, job.num_tiles, num_k_tiles(job.num_blocks));

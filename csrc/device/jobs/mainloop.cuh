@@ -57,6 +57,11 @@ class WeightReader : public TilePosition {
   DISTMK_FN static uint32_t fragment_row(uint32_t lane) { return lane / 8 + lane / 4 % 2 * 4; }
 
   using TilePosition::TilePosition;
+  // The sums of bf16 weights have no factors.
+  DISTMK_FN static void write_factors(const LinearJobsArgs&, const JobPlan&) {}
+  template <uint32_t COUNT>
+  DISTMK_FN static void multiply_by_factors(float (&)[COUNT], uint32_t) {}
+
   // Waits for the next K tile, which has `num_blocks` blocks of ACTIVATION_BLOCK_COLS columns, and begins at block
   // `first`.
   DISTMK_FN void open(uint32_t num_blocks, uint32_t first) {
@@ -181,6 +186,7 @@ DISTMK_FN void multiply_job(uint32_t num_tiles, uint32_t phases, const SlotPosit
   const uint32_t warp = threadIdx.x / 32;
   const auto write = [](float sum, float& out) { out = sum; };
   barrier_sync<NUM_CONSUMERS>();  // the rings and the last job's output have been read
+  Reader::multiply_by_factors(acc, is_shared ? warp % GROUP_WARPS : warp);
   if (!is_shared || warp >= GROUP_WARPS) visit_output<N, Reader>(acc, warp, write);
   if (!is_shared) return;
   barrier_sync<NUM_CONSUMERS>();

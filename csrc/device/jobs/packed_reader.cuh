@@ -25,6 +25,23 @@ class PackedReader : public TilePosition {
   DISTMK_FN static uint32_t fragment_row(uint32_t lane) { return lane / 4; }
 
   using TilePosition::TilePosition;
+  // Writes the factors of a job's sums, one row per thread. They are read behind the next barrier of all consumers.
+  DISTMK_FN static void write_factors(const LinearJobsArgs& args, const JobPlan& job) {
+    const uint32_t row = threadIdx.x, tile = row / M_TILE;
+    if (tile >= job.num_tiles) return;
+    const uint32_t num_rows = job.tiles[tile].features.count * (is_paired(args) ? 2 : 1);
+    const bool is_scaled = job.of_tile[tile] && row % M_TILE < num_rows;
+    rings().of_row[row] = (args.scale ? args.scale : 1.0f) * (is_scaled ? job.of_tile[tile][row % M_TILE] : 1.0f);
+  }
+  // Multiplies the sums of M tile `tile`.
+  template <uint32_t COUNT>
+  DISTMK_FN static void multiply_by_factors(float (&acc)[COUNT], uint32_t tile) {
+    const float* of_tile = rings().of_row + tile * M_TILE + fragment_row(threadIdx.x % 32);
+    const float upper = of_tile[0], lower = of_tile[M_TILE / 2];
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) acc[i] *= i % 4 < 2 ? upper : lower;
+  }
+
   DISTMK_FN void open(uint32_t, uint32_t first) {
     await();
     tile_ = tile();

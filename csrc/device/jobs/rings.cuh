@@ -6,7 +6,6 @@
 #pragma once
 #include "device/core/shared.cuh"
 #include "device/jobs/job_grid.cuh"
-#include "device/jobs/sum_scales.cuh"
 
 namespace distmk {
 namespace jobs {
@@ -48,7 +47,7 @@ DISTMK_FN constexpr uint32_t output_begin(uint32_t tile_tokens) {
 
 // An output feature of a job: where its row of the output begins, in floats from the beginning of the stages. A gated
 // feature also has the row of its up.
-struct Feature : SumScale {
+struct Feature {
   uint32_t row, up_row;
   float bias, up_bias;
 };
@@ -59,6 +58,18 @@ using FeatureTable = Feature[JOB_TILES * M_TILE];
 struct alignas(16) JobTile {
   FeatureRange features;
   uint32_t bias, up_bias;
+};
+// The scales of the rows of each M tile of a job; null: its format has none. Without packed weights there are none.
+struct RowScales {
+#ifdef DISTMK_PACKED
+  const float* of_tile[JOB_TILES];
+#endif
+};
+// Factors of a job's sums, by row of its M tiles: scales of the matrix and of its rows.
+struct RowFactors {
+#ifdef DISTMK_PACKED
+  float of_row[JOB_TILES * M_TILE];
+#endif
 };
 // The loader's plan of a job for the consumers. The loader computes it while they still run earlier tasks.
 //   planned  loader -> consumers    The plan may be read.
@@ -76,7 +87,7 @@ struct JobPlan : RowScales {
 //   ready             consumers -> loader    The inputs are there.
 //   a_full, b_full    loader -> consumers    An M tile, or a slot, has landed.
 //   a_empty, b_empty  consumers -> loader    The M tile, or the slot, has been read.
-struct Rings {
+struct Rings : RowFactors {
   uint64_t a_full[MAX_A_TILES], a_empty[MAX_A_TILES], b_full[MAX_B_SLOTS], b_empty[MAX_B_SLOTS], ready;
   JobPlan jobs[2];           // successive jobs alternate between them
   FeatureTable features[2];  // also alternating, because other warps may still store the previous job

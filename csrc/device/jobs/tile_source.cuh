@@ -1,7 +1,6 @@
 // Where the M tiles of a GEMM in jobs lie in memory (distmk/formats/tiles.py, packed_tiles.py).
 #pragma once
-#include "device/core/pipeline.cuh"
-#include "device/jobs/sum_scales.cuh"
+#include "device/jobs/rings.cuh"
 
 namespace distmk {
 namespace jobs {

@@ -209,7 +209,9 @@ class _Product:
         if board.gpu_layout and product.found and board.rng.random() < 0.5:
             out_layout = int(ActivationLayout.LANE_TILES)
         self.out_layout = ActivationLayout(out_layout)
-        self.part = self._draw_part() if product.found and self.epilogue is Epilogue.STORE else (0, self.partition.total)
+        self.part = (
+            self._draw_part() if product.found and self.epilogue is Epilogue.STORE else (0, self.partition.total)
+        )
         self.n = self.part[1] - self.part[0]
         self.x = torch.randn(rows, self.k).bfloat16()
         self.bias = torch.randn(self.n) if board.rng.random() < 0.5 else None
@@ -258,7 +260,8 @@ class _Product:
         x = board.filled(rank, activations(self.x, self.layout), "bf16", blocks if sampled else 1)
         n = self.n
         what = f"{self.kind} k={self.k} rows={self.rows} {self.partition}"
-        what += f" {self.slab.weight.format.name} part={self.part} splits={num_k_splits}{' bias' if self.bias is not None else ''}"
+        what += f" {self.slab.weight.format.name} part={self.part} splits={num_k_splits}"
+        what += " bias" if self.bias is not None else ""
         out = parts.at(rank, first_part * n, (first_part + num_k_splits) * n)
         if epilogue in GATED:
             out = board.buffer(activation_cols(n // 2, board.gpu_layout), dtype="bf16").at(rank)
