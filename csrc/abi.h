@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 14126614876171935101ull;
+constexpr uint64_t ABI_HASH = 4268247611728735719ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -52,6 +52,8 @@ constexpr uint32_t MARK_WORDS = 16u;
 enum class Space : uint32_t { NONE = 0, HEAP = 1, LOCAL = 2 };
 
 enum class LaunchKind : uint32_t { AHEAD = 0, SINGLE = 1, MASSIVE = 2, SCHEDULER = 3, SPREAD = 4 };
+
+enum class ActivationLayout : uint32_t { ROWS = 0, TILES = 1, LANE_TILES = 2 };
 
 enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4, GEGLU = 5, PARTS = 6, LOGITS = 7 };
 
@@ -1283,14 +1285,14 @@ static_assert(offsetof(SampleRowArgs, is_job_batch) == 100);
 
 struct LinearJobsArgs {
   uint64_t x;  // activations of k columns (distmk/tasks/activations.py)
-  uint64_t weight;  // [num_rows, k_pitch] in `format`, packed in tiles if `tiled`
-  uint64_t bias;  // f32 [num_rows]; 0: none
+  uint64_t weight;  // rows [first_row, end_row) of k_pitch elements in `format`, packed in tiles if `tiled`
+  uint64_t bias;  // f32, of the same rows; 0: none
   uint64_t out;
   uint64_t batch;
   uint64_t order;  // see ScaledLinearArgs, host only
   uint32_t k;
   uint32_t k_pitch;  // elements of a row of the weight
-  uint32_t num_rows;  // rows of the weight; the next fields say how its slabs divide them (`Partition`)
+  uint32_t num_rows;  // rows of the matrix; the next fields say how its slabs divide them (`Partition`)
   uint32_t num_slabs;
   uint32_t num_reduced;
   uint32_t reduced_rows;
@@ -1301,11 +1303,16 @@ struct LinearJobsArgs {
   uint32_t tiled;
   uint32_t max_sampled_rows;  // maximum of sampled rows, if x has only these; 0: x has all rows
   float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
-  float scale;  // factor of x @ weight.T, host only; 0: none
+  float scale;  // factor of x @ weight.T, of packed weights and on the host; 0: none
   uint32_t format;  // format of the weight (distmk/formats)
   uint32_t lead;  // columns of a row of the weight before those that x has, host only
+  uint32_t first_row;  // rows [first_row, end_row) of the matrix are multiplied
+  uint32_t end_row;
+  uint16_t first_slab;  // the slabs of these rows
+  uint16_t end_slab;
+  uint32_t out_layout;  // gated: ActivationLayout of `out`
 };
-static_assert(sizeof(LinearJobsArgs) == 112);
+static_assert(sizeof(LinearJobsArgs) == 128);
 static_assert(offsetof(LinearJobsArgs, x) == 0);
 static_assert(offsetof(LinearJobsArgs, weight) == 8);
 static_assert(offsetof(LinearJobsArgs, bias) == 16);
@@ -1328,6 +1335,11 @@ static_assert(offsetof(LinearJobsArgs, softcap) == 96);
 static_assert(offsetof(LinearJobsArgs, scale) == 100);
 static_assert(offsetof(LinearJobsArgs, format) == 104);
 static_assert(offsetof(LinearJobsArgs, lead) == 108);
+static_assert(offsetof(LinearJobsArgs, first_row) == 112);
+static_assert(offsetof(LinearJobsArgs, end_row) == 116);
+static_assert(offsetof(LinearJobsArgs, first_slab) == 120);
+static_assert(offsetof(LinearJobsArgs, end_slab) == 122);
+static_assert(offsetof(LinearJobsArgs, out_layout) == 124);
 
 struct AppendKvArgs {
   uint64_t qkv;  // bf16 [MAX_BUCKET_ROWS, qkv_stride], before norm and RoPE
@@ -1393,7 +1405,7 @@ struct AttentionJobsArgs {
   uint32_t max_pages;
   uint32_t num_pages;
   uint32_t q_stride;
-  uint32_t tiled;
+  uint32_t tiled;  // an ActivationLayout
   uint32_t num_slots;
   uint32_t window;  // positions that a row sees, its own included
   uint32_t num_shares;
@@ -1450,7 +1462,7 @@ static_assert(offsetof(EmbedRowsArgs, format) == 44);
 struct ReduceRowsArgs {
   uint64_t parts;  // f32 [owned rows, parts * k]
   uint64_t x;  // f32 [owned rows, k], the residual stream
-  uint64_t out;  // activations of k columns
+  uint64_t out;  // activations of k columns; 0: none
   uint64_t batch;
   uint32_t k;
   uint32_t parts_stride;  // elements of a row of `parts`
@@ -1463,9 +1475,10 @@ struct ReduceRowsArgs {
   uint64_t post_norm;  // f32 [k]; 0: none
   uint32_t skips_rms;  // 1: out is x itself
   uint32_t pad;
-  uint64_t input_norm;  // f32 [k], host only; 0: none
+  uint64_t input_norm;  // f32 [k], factors of lane_out, or of out on the host; 0: none
+  uint64_t lane_out;  // activations of k columns in LANE_TILES; 0: none
 };
-static_assert(sizeof(ReduceRowsArgs) == 88);
+static_assert(sizeof(ReduceRowsArgs) == 96);
 static_assert(offsetof(ReduceRowsArgs, parts) == 0);
 static_assert(offsetof(ReduceRowsArgs, x) == 8);
 static_assert(offsetof(ReduceRowsArgs, out) == 16);
@@ -1482,13 +1495,14 @@ static_assert(offsetof(ReduceRowsArgs, post_norm) == 64);
 static_assert(offsetof(ReduceRowsArgs, skips_rms) == 72);
 static_assert(offsetof(ReduceRowsArgs, pad) == 76);
 static_assert(offsetof(ReduceRowsArgs, input_norm) == 80);
+static_assert(offsetof(ReduceRowsArgs, lane_out) == 88);
 
 struct SelectRowsArgs {
   uint64_t x;  // activations of k columns
   uint64_t out;  // activations of k columns, whose first num_rows rows are in use
   uint64_t batch;
   uint32_t k;
-  uint32_t tiled;
+  uint32_t tiled;  // an ActivationLayout
   uint32_t num_rows;
   uint32_t pad;
 };

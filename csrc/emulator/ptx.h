@@ -190,6 +190,11 @@ inline uint4 load_shared(uint32_t address) {
   must_be_aligned(at_shared<uint4>(address));
   return *at_shared<uint4>(address);
 }
+template <class T>
+T load_shared_as(uint32_t address) {
+  must_be_aligned(at_shared<T>(address));
+  return *at_shared<T>(address);
+}
 
 inline float bf16_of_pair(uint32_t pair, uint32_t half) {
   return __uint_as_float(half ? pair & 0xffff0000u : pair << 16);
@@ -203,6 +208,13 @@ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
 inline uint32_t add_pairs(uint32_t a, uint32_t b) {
   const auto sum = [&](uint32_t half) -> uint32_t {
     return __float2bfloat16_rn(bf16_of_pair(a, half) + bf16_of_pair(b, half)).bits;
+  };
+  return sum(0) | sum(1) << 16;
+}
+inline uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c) {
+  const auto sum = [&](uint32_t half) -> uint32_t {
+    const double product = static_cast<double>(bf16_of_pair(a, half)) * bf16_of_pair(b, half);
+    return __float2bfloat16_rn(static_cast<float>(product + bf16_of_pair(c, half))).bits;
   };
   return sum(0) | sum(1) << 16;
 }

@@ -21,6 +21,12 @@ constexpr bool SIGNALS_TAKE_LONG = true;
 #else
 constexpr bool SIGNALS_TAKE_LONG = false;
 #endif
+// Whether this is the kernel of programs with packed weights.
+#ifdef DISTMK_PACKED
+constexpr bool HAS_PACKED_WEIGHTS = true;
+#else
+constexpr bool HAS_PACKED_WEIGHTS = false;
+#endif
 }  // namespace distmk
 
 #ifdef DISTMK_GPU

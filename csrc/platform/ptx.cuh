@@ -310,6 +310,11 @@ DISTMK_FN uint4 load_shared(uint32_t address) {
   return v;
 }
 
+template <class T>
+DISTMK_FN T load_shared_as(uint32_t address) {
+  return *static_cast<const T*>(__cvta_shared_to_generic(address));
+}
+
 DISTMK_FN void ldmatrix_x4(uint32_t address, uint32_t (&a)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
@@ -332,6 +337,12 @@ DISTMK_FN uint32_t multiply_pairs(uint32_t a, uint32_t b) {
 DISTMK_FN uint32_t add_pairs(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(0x3f803f80u), "r"(b));
+  return d;
+}
+// a * b + c for pairs of bf16, rounded once. Subnormal operands keep their values.
+DISTMK_FN uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
 // The float16 in the low half of `bits`.

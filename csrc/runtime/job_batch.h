@@ -35,9 +35,14 @@ DISTMK_FN JobRow job_row(const JobBatch& batch, uint32_t num_runs, uint32_t row)
   return job_row(batch.runs, num_runs, row);
 }
 
+// The place of a column in the order of lanes: pair j of chunk t of every 32 columns is pair t of chunk j.
+DISTMK_FN uint32_t lane_order(uint32_t col) { return (col & ~0x1eu) | col % 8 / 2 * 8 | col % 32 / 8 * 2; }
+
 // Offset, in elements, of a column of a row in activations of `num_cols` columns (distmk/tasks/activations.py).
-DISTMK_FN uint64_t activation_offset(uint32_t row, uint32_t col, uint32_t num_cols, bool tiled) {
-  if (!tiled) return uint64_t{row} * num_cols + col;
+// `layout`: an ActivationLayout. An even column and the next one are adjacent.
+DISTMK_FN uint64_t activation_offset(uint32_t row, uint32_t col, uint32_t num_cols, uint32_t layout) {
+  if (!layout) return uint64_t{row} * num_cols + col;
+  if (HAS_PACKED_WEIGHTS && layout == static_cast<uint32_t>(ActivationLayout::LANE_TILES)) col = lane_order(col);
   const uint32_t chunk = (col % ACTIVATION_BLOCK_COLS / 8) ^ (row % 8);
   return (uint64_t{col / ACTIVATION_BLOCK_COLS} * MAX_BUCKET_ROWS + row) * ACTIVATION_BLOCK_COLS + chunk * 8 + col % 8;
 }

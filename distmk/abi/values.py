@@ -75,6 +75,14 @@ LISTED = (LaunchKind.AHEAD, LaunchKind.SPREAD)
 """Launch kinds of tasks in workers' lists. Schedulers dispatch or run all other tasks."""
 
 
+class ActivationLayout(enum.IntEnum):
+    """The layout of a job iteration's activations (`distmk.tasks.activations`)."""
+
+    ROWS = 0
+    TILES = 1  # blocks of columns, as a tensor-core operand
+    LANE_TILES = 2  # the same with columns in the order of lanes, for packed weights
+
+
 class Epilogue(enum.IntEnum):
     """What a linear or embedding task does with its result."""
 
@@ -144,6 +152,7 @@ class Mark(enum.IntEnum):
 ENUMS: tuple[type[enum.IntEnum], ...] = (
     Space,
     LaunchKind,
+    ActivationLayout,
     Epilogue,
     FinishReason,
     CommandKind,

@@ -169,14 +169,14 @@ def choose_row_buckets(
     schedulers_apart: bool,
     num_hosts: int,
     deterministic: bool = False,
-    packed: bool = False,
+    cut_blocks: str = "",
 ) -> RowBuckets:
     """The row buckets of an engine. wanted: the most token rows of an iteration; None: MAX_BUCKET_ROWS.
 
-    packed: some matrices stay packed. There is only the slab program if job iterations are not possible: across hosts,
-    with schedulers of their own, in a launch in pieces, in a trace, on GPUs before Hopper, and on GPUs with packed
-    matrices. The same holds if all iterations must add in the same order
-    (`deterministic`), and in the emulator, where they would take minutes.
+    cut_blocks: what GPUs cannot multiply in jobs, if matrices stay packed and their shards do not fit; else empty. There
+    is only the slab program if job iterations are not possible: across hosts, with schedulers of their own, in a launch
+    in pieces, in a trace, on GPUs before Hopper, and on GPUs with such shards. The same holds if all iterations must add
+    in the same order (`deterministic`), and in the emulator, where they would take minutes.
 
     UsageError: `wanted` is out of range, or DISTMK_ROW_BUCKETS asks for buckets that are not possible.
     """
@@ -189,7 +189,7 @@ def choose_row_buckets(
         "schedulers of their own": schedulers_apart,
         "DISTMK_LAUNCH_ITERATIONS": bool(env.launch_iterations()),
         "DISTMK_VIRTUAL_NODE_SIZE": bool(env.virtual_node_size()),
-        "weights that stay packed on GPUs": packed and backend != "host",
+        cut_blocks: bool(cut_blocks) and backend != "host",
         "GPUs before Hopper": backend == "cuda" and not _has_jobs(bootstrap),
     }
     if (buckets := env.row_buckets()) is not None:

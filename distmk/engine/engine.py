@@ -40,11 +40,12 @@ from distmk.engine.own_model import OwnModel
 from distmk.engine.program_cache import proved_program
 from distmk.engine.running_launch import RunningLaunch
 from distmk.engine.session import Session
-from distmk.formats import find_format
 from distmk.interrupts import deferred
 from distmk.lower import DecodeOptions
 from distmk.lower.memory import least_memory
+from distmk.lower.packed import CUT_BLOCKS, shards_fit_jobs
 from distmk.model.config import ModelConfig
+from distmk.models import build_model
 from distmk.nvtx_ranges import nvtx_range
 from distmk.progress import Progress, progress
 from distmk.text.tokenizer_files import end_tokens, find_tokenizer
@@ -172,7 +173,7 @@ class Engine:
             schedulers_apart=self.args.num_schedulers is not None,
             deterministic=self.args.deterministic,
             num_hosts=len(self.host_sizes),
-            packed=any(find_format(name).is_quantized for _, name in self.config.formats),
+            cut_blocks="" if shards_fit_jobs(build_model(self.config), self.bootstrap.world_size) else CUT_BLOCKS,
         )
 
     def _check_room(self, options: DecodeOptions) -> None:

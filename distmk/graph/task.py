@@ -263,6 +263,11 @@ class Task:
         raise NotImplementedError
 
     @classmethod
+    def needs_packed_kernel(cls, args: Any) -> bool:
+        """Whether GPUs need the kernel for packed weights for the task with arguments `args`."""
+        return cls.takes_packed_weights
+
+    @classmethod
     def num_instances(cls, args: Any) -> int:
         """The value of `max_instances` for the task with arguments `args`."""
         return 1

@@ -14,14 +14,16 @@ from typing import Any
 
 from distmk.abi import Epilogue
 from distmk.errors import UsageError
+from distmk.formats import find_format
 from distmk.graph.graph import Graph
 from distmk.graph.partition import Partition
 from distmk.graph.regions import Buffer, Region
 from distmk.lower.head import emit_sampled
-from distmk.lower.job_buffers import JobBuffers, declare_job_buffers
+from distmk.lower.job_buffers import JobBuffers, Operand, declare_job_buffers, layout_for
 from distmk.lower.options import Bucket
+from distmk.lower.packed import input_formats, is_packed
 from distmk.lower.plan import WorkPlan
-from distmk.lower.product import Product
+from distmk.lower.product import Part, Product
 from distmk.lower.products import (
     down_product,
     embedding_tables,
@@ -72,13 +74,19 @@ class _Emitter:
             self._embed(op)
             self._sum("embed", 1, None, following, accumulates=False)
         elif isinstance(op, SelfAttention):
-            self._product(qkv_product(self.graph, self.plan, op), buffers.normalized_x, buffers.qkv)
-            self._attention(op)
-            self._projection(o_product(self.graph, self.plan, op), buffers.attention_out, buffers.o_splits)
+            qkv = qkv_product(self.graph, self.plan, op)
+            for rank, shape in enumerate(self.plan.shapes):
+                self._linear(qkv, rank, out=buffers.qkv.at(rank, 0, shape.qkv_cols))
+            operand = buffers.attention_out[op.o.format]
+            self._attention(op, operand)
+            self._projection(o_product(self.graph, self.plan, op), operand, buffers.o_splits)
             self._sum(f"{op.name}.o", buffers.o_splits, op, following)
         elif isinstance(op, Mlp):
-            self._product(gate_up_product(self.graph, self.plan, op), buffers.normalized_x, buffers.mlp_hidden)
-            self._projection(down_product(self.graph, self.plan, op), buffers.mlp_hidden, buffers.down_splits)
+            operand = buffers.mlp_hidden[op.down.format]
+            gate_up = gate_up_product(self.graph, self.plan, op)
+            for rank in self.plan.ranks:
+                self._linear(gate_up, rank, out=operand.written(rank), out_layout=operand.layout)
+            self._projection(down_product(self.graph, self.plan, op), operand, buffers.down_splits)
             self._sum(f"{op.name}.down", buffers.down_splits, op, following)
         else:
             self._head(op)
@@ -99,19 +107,13 @@ class _Emitter:
                 )
             )
 
-    def _product(self, product: Product, x: Buffer, out: Buffer) -> None:
-        """A column-parallel product on all ranks."""
-        for rank, shape in enumerate(self.plan.shapes):
-            cols = shape.qkv_cols if product.epilogue is Epilogue.STORE else out.cols
-            self._linear(product, rank, x=x.at(rank), out=out.at(rank, 0, cols), epilogue=product.epilogue)
-
-    def _projection(self, product: Product, x: Buffer, num_k_splits: int) -> None:
+    def _projection(self, product: Product, operand: Operand, num_k_splits: int) -> None:
         """Put the terms of a row-parallel product into the parts of the ranks."""
         for rank in self.plan.ranks:
             self._linear(
                 product,
                 rank,
-                x=x.at(rank),
+                x=operand.read(rank),
                 out=self.buffers.parts_at(rank, self.hidden, num_k_splits),
                 epilogue=Epilogue.PARTS,
                 num_k_splits=num_k_splits,
@@ -119,26 +121,34 @@ class _Emitter:
                 num_ranks=self.graph.num_ranks,
             )
 
-    def _linear(self, product: Product, rank: int, out: Region, **operands: Any) -> None:
-        """The jobs of a rank's whole matrix, as one task for each of its parts."""
+    def _linear(self, product: Product, rank: int, out: Region, x: Region | None = None, **operands: Any) -> None:
+        """The jobs of a rank's whole matrix, as one task for each of its parts. x: None: the residual stream."""
         runs = product.runs(rank)
         for begin, end in runs:
-            operands |= {
+            divided: dict[str, Any] = {"partition": product.partitions[rank], "part": (begin, end)}
+            if len(runs) > 1 and not self.tiled:
+                divided = {"partition": Partition(end - begin, 1, step=2)}
+            task: dict[str, Any] = {
                 "op": product.name,
-                **product.operands(rank, (begin, end)),
+                "x": x or self._normalized(product.part_of(rank, begin)).at(rank),
                 "out": out if len(runs) == 1 else out.buffer.at(rank, out.begin + begin, out.begin + end),
                 "batch": self.buffers.batch.at(rank),
-                "partition": product.partitions[rank] if len(runs) == 1 else Partition(end - begin, 1, step=2),
+                "epilogue": product.epilogue,
                 "scale": product.scale,
                 "tiled": self.tiled,
             }
-            self.graph.add(LinearJobs(rank, **operands))
+            self.graph.add(LinearJobs(rank, **(task | product.operands(rank, (begin, end)) | divided | operands)))
 
-    def _attention(self, op: SelfAttention) -> None:
+    def _normalized(self, part: Part) -> Buffer:
+        """The rows of the residual stream as a part of a product multiplies them."""
+        lane_x = self.buffers.lane_x
+        return lane_x if lane_x and is_packed(part.weight.format) else self.buffers.normalized_x
+
+    def _attention(self, op: SelfAttention, out: Operand) -> None:
         for rank in self.plan.ranks:
             self._append(op, rank)
         for rank in self.plan.ranks:
-            self._attend(op, rank)
+            self._attend(op, rank, out)
 
     def _append(self, op: SelfAttention, rank: int) -> None:
         shape, buffers = self.plan.shapes[rank], self.buffers
@@ -161,7 +171,7 @@ class _Emitter:
             )
         )
 
-    def _attend(self, op: SelfAttention, rank: int) -> None:
+    def _attend(self, op: SelfAttention, rank: int, out: Operand) -> None:
         shape, buffers = self.plan.shape_of(op, rank), self.buffers
         k_cache, v_cache = buffers.caches[op.layer]
         self.graph.add(
@@ -173,10 +183,10 @@ class _Emitter:
                 k_cache=k_cache.at(rank, 0, shape.cache_cols),
                 v_cache=v_cache.at(rank, 0, shape.cache_cols),
                 page_table=buffers.page_table.at(rank),
-                out=buffers.attention_out.at(rank),
+                out=out.written(rank),
                 shares=buffers.attention_shares.at(rank) if buffers.attention_shares else None,
                 batch=buffers.batch.at(rank),
-                tiled=self.tiled,
+                tiled=out.layout,
             )
         )
 
@@ -194,7 +204,8 @@ class _Emitter:
         The rows go to all ranks in the form that the next operator reads.
         """
         norms = post_norms(self.graph, self.plan, op) if op else (None,) * self.graph.num_ranks
-        input_norm = input_norms(self.graph, self.plan, following)
+        input_norm, lane_x = input_norms(self.graph, self.plan, following), self.buffers.lane_x
+        packed = [self.tiled and is_packed(found) for found in input_formats(following)]
         for rank, post_norm in enumerate(norms):
             self.graph.add(
                 ReduceRows(
@@ -202,7 +213,8 @@ class _Emitter:
                     op=f"{name}.reduce",
                     parts=self.buffers.parts.at(rank),
                     x=self.buffers.x.at(rank),
-                    out=self.buffers.normalized_x.at(rank),
+                    out=None if all(packed) else self.buffers.normalized_x.at(rank),
+                    lane_out=lane_x.at(rank) if lane_x and any(packed) else None,
                     batch=self.buffers.batch.at(rank),
                     num_ranks=self.graph.num_ranks,
                     num_k_splits=num_k_splits,
@@ -224,19 +236,19 @@ class _Emitter:
 
     def _rank_head(self, op: Head, product: Product, rank: int) -> None:
         buffers, batch = self.buffers, self.buffers.batch.at(rank)
-        x, sampled_x = buffers.normalized_x.at(rank), buffers.sampled_x.at(rank)
+        sampled_x = buffers.sampled_x.at(rank)
         first, last = self.plan.shards[rank].vocab
         logits = buffers.sampling.logits_of(rank, self.graph.num_ranks, 0, last - first)
         self.graph.add(
             SelectRows(
                 rank=rank,
                 op="select_rows",
-                x=x,
+                x=self._normalized(product.parts[rank][0]).at(rank),
                 out=sampled_x,
                 batch=batch,
                 k=self.hidden,
                 num_rows=buffers.bucket.num_sampled,
-                tiled=self.tiled,
+                tiled=layout_for(self.plan, find_format(op.format)),
             )
         )
         softcap = op.softcap or 0.0

@@ -90,6 +90,7 @@ def _job_bytes(config: ModelConfig, options: DecodeOptions, shards: list[Shard])
     qkv_cols = q_cols + 2 * max(shard.num_kv for shard in shards) * config.head_dim
     mlp_cols = max(shard.mlp[1] - shard.mlp[0] for shard in shards)
     # Queries before and after their norm, attention's output, the MLP's activations, and activations of sampled rows.
+    # Operands of further formats on GPUs are not counted.
     activations = MAX_BUCKET_ROWS * (qkv_cols + 2 * q_cols + mlp_cols + hidden) * BF16_BYTES
     least_cols = min(min(shard.num_q * config.head_dim, shard.mlp[1] - shard.mlp[0]) for shard in shards)
     num_k_splits = splits_of(least_cols, options.tiled)

@@ -10,6 +10,7 @@ from distmk.abi import MAX_BUCKET_ROWS, MAX_PROGRAMS, MAX_ROWS, MAX_SEQUENCES, L
 from distmk.errors import UsageError
 from distmk.formats import FORMATS, find_format
 from distmk.graph.hosts import host_ranks
+from distmk.lower.packed import CUT_BLOCKS, shards_fit_jobs
 from distmk.model.operators import Embedding, Model
 from distmk.tasks.slots import slots_for
 from distmk.tasks.splits import KV_TILE, MAX_KV_SPLITS
@@ -190,7 +191,7 @@ def settle_factors(model: Model, options: DecodeOptions) -> DecodeOptions:
     """The options with `folds_factors` settled: factors are folded if the formats of all matrices take them, or on GPUs.
 
     UsageError: a matrix has an unknown format, one that GPUs cannot multiply or look up, or one that takes no factors
-    although these are to be folded; or the row buckets are more than GPUs have for packed matrices.
+    although these are to be folded; or the row buckets are more than GPUs have for the shards of packed matrices.
     """
     folds = True
     embedding = next((op.table for op in model.operators if isinstance(op, Embedding)), None)
@@ -202,17 +203,15 @@ def settle_factors(model: Model, options: DecodeOptions) -> DecodeOptions:
                 f"{tensor} is in {name}, which GPUs and the emulator do not multiply; their formats are {known}; "
                 "choose the host backend"
             )
-        if options.tiled and found.is_quantized:
-            if tensor == embedding:
-                raise UsageError(
-                    f"{tensor} is in {name}, which GPUs and the emulator do not look up; choose the host backend"
-                )
-            if options.row_buckets[-1] > MAX_ROWS:
-                raise UsageError(
-                    f"row_buckets is {options.row_buckets}; {tensor} is in {name}, and on GPUs and in the emulator an "
-                    f"iteration then carries {MAX_ROWS} rows"
-                )
+        if options.tiled and found.is_quantized and tensor == embedding:
+            raise UsageError(
+                f"{tensor} is in {name}, which GPUs and the emulator do not look up; choose the host backend"
+            )
         if options.folds_factors and not found.folds_factors and not options.tiled:
             raise UsageError(f"folds_factors is True; {tensor} is in {name}, which takes no factors")
         folds = folds and (found.folds_factors or options.tiled)
+    if options.tiled and options.row_buckets[-1] > MAX_ROWS and not shards_fit_jobs(model, options.num_ranks):
+        raise UsageError(
+            f"row_buckets is {options.row_buckets}; with {CUT_BLOCKS}, GPUs and the emulator have iterations of {MAX_ROWS} rows"
+        )
     return replace(options, folds_factors=folds) if options.folds_factors is None else options

@@ -57,9 +57,13 @@ class Product:
         ranges = [(max(begin, part.rows[0]), min(end, part.rows[1])) for part in self.parts[rank]]
         return [(first, last) for first, last in ranges if first < last]
 
+    def part_of(self, rank: int, row: int) -> Part:
+        """The part that has a row of a rank's matrix."""
+        return next(part for part in self.parts[rank] if part.rows[0] <= row < part.rows[1])
+
     def operands(self, rank: int, rows: Range) -> dict[str, Slab | None]:
         """Rows of one part, their biases, and the order of their columns."""
-        part = next(part for part in self.parts[rank] if part.rows[0] <= rows[0] < part.rows[1])
+        part = self.part_of(rank, rows[0])
         slab, bias = Slab(part.weight, rows[0] - part.begin, rows[1] - part.begin), self.biases[rank]
         return {"slab": slab, "bias": bias and Slab(bias.weight, *rows), "order": part.order}
 

@@ -14,6 +14,7 @@ from distmk.formats import find_format
 from distmk.graph.graph import Graph
 from distmk.graph.partition import Partition
 from distmk.graph.regions import Segment, Slab, Tiling, Weight, WeightKind
+from distmk.lower.packed import input_formats, is_packed
 from distmk.lower.plan import WorkPlan
 from distmk.lower.product import Part, Product
 from distmk.model.nn import ACTIVATIONS
@@ -93,8 +94,9 @@ def post_norms(graph: Graph, plan: WorkPlan, op: SelfAttention | Mlp) -> tuple[S
 
 
 def input_norms(graph: Graph, plan: WorkPlan, op: Operator | None) -> tuple[Slab | None, ...]:
-    """The weight of the norm before an operator, on each rank; None without a norm, or if it is folded into the matrices."""
-    if plan.options.folds_factors or op is None or isinstance(op, Embedding):
+    """The weight of the norm before an operator, on each rank; None without a norm, or if it is folded into all matrices."""
+    is_folded = plan.options.folds_factors and not any(map(is_packed, input_formats(op)))
+    if is_folded or op is None or isinstance(op, Embedding):
         return (None,) * len(plan.ranks)
     return _norms(graph, plan, op.norm, op.norm_offset)
 

@@ -64,8 +64,7 @@ class RankProgram:
     @property
     def has_packed_weights(self) -> bool:
         """Whether GPUs need the kernel for packed weights."""
-        packed = {cls.type_id for cls in TASK_TYPES.values() if cls.takes_packed_weights}
-        return any(desc.type in packed for desc in self.tasks)
+        return any(TASK_TYPES[desc.type].needs_packed_kernel(decode_args(desc)) for desc in self.tasks)
 
     def to_bytes(self) -> bytes:
         """The program as the device reads it: the header, then the sections."""

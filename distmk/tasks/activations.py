@@ -2,12 +2,14 @@
 
 A job iteration carries up to MAX_BUCKET_ROWS token rows. All its tasks are spread over the workers, and each worker
 runs its share of the instances. Their activations are bf16. The packing of the weights that they are multiplied by
-decides between two layouts:
+decides between three layouts (`ActivationLayout`):
 
-- rows, one after another, with as many elements as there are columns;
-- `tiled`: blocks of ACTIVATION_BLOCK_COLS columns, bf16 [blocks, MAX_BUCKET_ROWS, ACTIVATION_BLOCK_COLS], where the
+- ROWS, one after another, with as many elements as there are columns;
+- TILES: blocks of ACTIVATION_BLOCK_COLS columns, bf16 [blocks, MAX_BUCKET_ROWS, ACTIVATION_BLOCK_COLS], where the
   16-byte chunk c of row r is stored as chunk c ^ r % 8. This is the layout of a tensor-core operand in shared memory
-  with a 128-byte swizzle.
+  with a 128-byte swizzle;
+- LANE_TILES, for packed weights: the same, with the columns of every 32 in the order of lanes. Pair j of chunk t is
+  stored as pair t of chunk j, because lane t of a tensor-core operand has columns 8 t to 8 t + 7 of packed weights.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, Batch, JobBatch, LaunchKind
+from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, ActivationLayout, Batch, JobBatch, LaunchKind
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Content, Task, access, batch_access, require
 
@@ -78,9 +80,14 @@ def activation_cols(num_cols: int, tiled: bool) -> int:
 def activation_access(
     write: bool, rank: int, operand: int, num_cols: int, tiled: int, num_rows: int = MAX_BUCKET_ROWS
 ) -> Access:
-    """Activations of all rows; with fewer `num_rows`, of the sampled rows, which are the first of a buffer of the same size."""
-    require(tiled <= 1, "a flag is neither 0 nor 1")
-    content: Content = ("activations", int(num_cols), int(tiled))
+    """Activations of all rows; with fewer `num_rows`, of the sampled rows, which are the first of a buffer of the same size.
+
+    tiled: an ActivationLayout.
+    """
+    require(tiled <= max(ActivationLayout), "activations have no known layout")
+    # Products of packed weights may read zeros before the columns that another task writes.
+    shared_cols = 0 if tiled == ActivationLayout.LANE_TILES else int(num_cols)
+    content: Content = ("activations", shared_cols, int(tiled))
     if tiled and num_rows < MAX_BUCKET_ROWS:
         blocks, block_bytes = padded_cols(num_cols) // ACTIVATION_BLOCK_COLS, 2 * ACTIVATION_BLOCK_COLS
         return access(

@@ -123,7 +123,7 @@ class AttentionJobsArgs(ctypes.Structure):
         ("max_pages", c_uint32),
         ("num_pages", c_uint32),
         ("q_stride", c_uint32),
-        ("tiled", c_uint32),
+        ("tiled", c_uint32),  # an ActivationLayout
         ("num_slots", c_uint32),
         ("window", c_uint32),  # positions that a row sees, its own included
         ("num_shares", c_uint32),
@@ -157,7 +157,7 @@ class AttentionJobs(JobTask):
     page_table: Region = None  # type: ignore[assignment]
     out: Region = None  # type: ignore[assignment]
     shares: Region | None = None
-    tiled: bool = False
+    tiled: int = 0  # an ActivationLayout
 
     Args: ClassVar[type[ctypes.Structure]] = AttentionJobsArgs
     has_prologue: ClassVar[bool] = True

@@ -9,7 +9,7 @@ from ctypes import c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_K_SPLITS
+from distmk.abi import MAX_K_SPLITS, ActivationLayout
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import Access, Layout, constant_access, f32_access, require, task_type, weight_access
 from distmk.tasks.activations import JobTask, RowSet, activation_access, check_batch, job_batch_accesses, owned_rows
@@ -81,7 +81,7 @@ class ReduceRowsArgs(ctypes.Structure):
     _fields_ = [
         ("parts", c_uint64),  # f32 [owned rows, parts * k]
         ("x", c_uint64),  # f32 [owned rows, k], the residual stream
-        ("out", c_uint64),  # activations of k columns
+        ("out", c_uint64),  # activations of k columns; 0: none
         ("batch", c_uint64),
         ("k", c_uint32),
         ("parts_stride", c_uint32),  # elements of a row of `parts`
@@ -94,7 +94,8 @@ class ReduceRowsArgs(ctypes.Structure):
         ("post_norm", c_uint64),  # f32 [k]; 0: none
         ("skips_rms", c_uint32),  # 1: out is x itself
         ("pad", c_uint32),
-        ("input_norm", c_uint64),  # f32 [k], host only; 0: none
+        ("input_norm", c_uint64),  # f32 [k], factors of lane_out, or of out on the host; 0: none
+        ("lane_out", c_uint64),  # activations of k columns in LANE_TILES; 0: none
     ]
 
 
@@ -106,8 +107,10 @@ class ReduceRows(JobTask):
     parts: f32 [owned rows, parts * k] (`LinearJobs`, PARTS).
     x: f32 [owned rows, k].
     out: activations of k columns, on every rank. If not applies_rms: x itself.
+    lane_out: out * input_norm in LANE_TILES, on every rank, for packed weights. It takes the place of out, or stands
+      beside it.
     input_norm: f32 [k]. The weight of the RMSNorm is usually folded into the columns of the matrix that multiplies
-      out (`Weight.col_scale`). If it is not, the host twin multiplies out by input_norm.
+      out (`Weight.col_scale`). If it is not, the host twin multiplies out by input_norm, and GPUs multiply lane_out.
     post_norm: f32 [k]. The sum is divided by its rms and multiplied by this weight before it is added to x or
       replaces it.
 
@@ -116,7 +119,8 @@ class ReduceRows(JobTask):
 
     parts: Region = None  # type: ignore[assignment]
     x: Region = None  # type: ignore[assignment]
-    out: Region = None  # type: ignore[assignment]
+    out: Region | None = None
+    lane_out: Region | None = None
     num_ranks: int = 1
     num_k_splits: int = 1
     accumulates: bool = False
@@ -133,7 +137,7 @@ class ReduceRows(JobTask):
     writes_peers: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"parts": "f32", "x": "f32", "out": "bf16", "batch": None}
+        return {"parts": "f32", "x": "f32", "out": "bf16", "lane_out": "bf16", "batch": None}
 
     def reads(self) -> Iterable[Region]:
         yield self.parts
@@ -145,7 +149,8 @@ class ReduceRows(JobTask):
         return [self.x, *self.owned_writes()]
 
     def owned_writes(self) -> Iterable[Region]:
-        return [self.out.on(rank) for rank in range(self.num_ranks)]
+        outputs = filter(None, (self.out, self.lane_out))
+        return [out.on(rank) for out in outputs for rank in range(self.num_ranks)]
 
     def derived(self, layout: Layout) -> dict[str, Any]:
         k = self.x.cols
@@ -161,7 +166,10 @@ class ReduceRows(JobTask):
         check_batch(args)
         require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
         require(args.accumulates <= 1 and args.skips_rms <= 1, "a flag is neither 0 nor 1")
-        require(not args.input_norm or not (args.skips_rms or args.tiled), "x itself, or that of a GPU, has no norm")
+        require(bool(args.out or args.lane_out), "there is no output")
+        require(args.tiled or not args.lane_out, "lane_out is of GPUs alone")
+        has_norm = not args.skips_rms and (args.lane_out or not args.tiled)
+        require(not args.input_norm or has_norm, "x itself, or out of a GPU, has no norm")
         require(1 <= args.num_k_splits <= args.parts_per_rank <= MAX_K_SPLITS, "num_k_splits is out of range")
         require(args.parts_stride == num_ranks * args.parts_per_rank * args.k, "parts_stride is not that of the parts")
         rows = owned_rows(num_ranks)
@@ -170,8 +178,11 @@ class ReduceRows(JobTask):
         accesses = [
             f32_access(False, rank, part, args.k * args.num_k_splits, rows, args.parts_stride) for part in parts
         ]
-        out = (activation_access(True, r, args.out, args.k, args.tiled) for r in range(num_ranks))
-        accesses += [x, *(each._replace(owner=rank) for each in out)]
+        outputs = ((args.out, args.tiled), (args.lane_out, ActivationLayout.LANE_TILES))
+        for operand, layout in ((operand, layout) for operand, layout in outputs if operand):
+            out = (activation_access(True, r, operand, args.k, layout) for r in range(num_ranks))
+            accesses += [each._replace(owner=rank) for each in out]
+        accesses.append(x)
         if args.accumulates:
             accesses.append(x._replace(write=False))
         accesses += [constant_access(rank, norm, 4, args.k) for norm in (args.post_norm, args.input_norm) if norm]

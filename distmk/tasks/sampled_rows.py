@@ -22,7 +22,7 @@ class SelectRowsArgs(ctypes.Structure):
         ("out", c_uint64),  # activations of k columns, whose first num_rows rows are in use
         ("batch", c_uint64),
         ("k", c_uint32),
-        ("tiled", c_uint32),
+        ("tiled", c_uint32),  # an ActivationLayout
         ("num_rows", c_uint32),
         ("pad", c_uint32),
     ]
@@ -37,7 +37,7 @@ class SelectRows(JobTask):
     out: Region = None  # type: ignore[assignment]
     k: int = 0
     num_rows: int = MAX_ROWS
-    tiled: bool = False
+    tiled: int = 0  # an ActivationLayout
     rows: RowSet = RowSet.SAMPLED
 
     Args: ClassVar[type[ctypes.Structure]] = SelectRowsArgs

@@ -42,11 +42,7 @@ def outputs_of(path: Path, prompts: list[list[int]], num_ranks: int, **options: 
         str(path),
         backend="emulated",
         tensor_parallel_size=num_ranks,
-        num_workers=2,
-        keep_logits=True,
-        max_model_len=64,
-        skip_tokenizer_init=True,
-        **options,
+        **({"num_workers": 2, "keep_logits": True, "max_model_len": 64, "skip_tokenizer_init": True} | options),
     )
     with llm:
         logits = torch.from_numpy(np.stack([llm.compute_logits(ids).copy() for ids in prompts])).double()
@@ -55,17 +51,26 @@ def outputs_of(path: Path, prompts: list[list[int]], num_ranks: int, **options: 
         return Outputs(logits, [list(each.outputs[0].token_ids) for each in done])
 
 
-def check(plain: PreTrainedModel, packed: PreTrainedModel, path: Path, num_ranks: int, **options: Any) -> None:
+def check(
+    plain: PreTrainedModel,
+    packed: PreTrainedModel,
+    path: Path,
+    num_ranks: int,
+    lengths: tuple[int, ...] = LENGTHS,
+    quantization: str | None = None,
+    **options: Any,
+) -> None:
     """plain: the model whose error in bf16 is the measure. packed: with the values of the packed weights, in float32."""
     rng = np.random.default_rng()
-    prompts = [[int(token) for token in rng.integers(0, plain.config.vocab_size, length)] for length in LENGTHS]
+    prompts = [[int(token) for token in rng.integers(0, plain.config.vocab_size, length)] for length in lengths]
     reference = Reference(packed)
     want, want_plain = (
         torch.stack([Reference(model).exact(ids, 1)[-1] for ids in prompts]) for model in (packed, plain)
     )
-    got = outputs_of(path, prompts, num_ranks, **options)
+    got = outputs_of(path, prompts, num_ranks, quantization=quantization, **options)
     error = relative_error(got.logits, want)
-    measure = relative_error(outputs_of(path, prompts, num_ranks, quantization="bf16").logits, want_plain)
+    in_bf16 = outputs_of(path, prompts, num_ranks, quantization="bf16", **options)
+    measure = relative_error(in_bf16.logits, want_plain)
     print(f"{num_ranks} ranks: relative error {error:.3g}, with matrices in bf16 {measure:.3g}")
     assert error <= ALLOWED * measure, f"off by {error:.3g}; {measure:.3g} with matrices in bf16"
     for ids, tokens in zip(prompts, got.tokens, strict=True):
@@ -115,8 +120,48 @@ def test_gguf(kinds: dict[str, QuantType], num_ranks: int, tmp_path: Path) -> No
     check(model, model, tmp_path / "m.gguf", num_ranks)
 
 
-def test_iterations_carry_16_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+ALIGNED = {"head_dim": 64, "intermediate_size": 384}
+"""Shards of two ranks that begin with a whole block of 64 columns, inside of a group of 128."""
+MANY_ROWS = ("int4, shards that begin inside of groups", "fp8", "fp8 blocks, some matrices in bf16", "gguf")
+
+
+@pytest.mark.parametrize("draw", range(2))
+def test_many_rows(draw: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations of jobs: prompts of more than 16 tokens, and more than 16 sequences at once."""
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", "16,64,512")
+    rng = np.random.default_rng()
+    kind, seed = MANY_ROWS[draw::2][int(rng.integers(2))], int(rng.integers(1 << 30))
+    print(f"{kind}, seed {seed}")
+    options: dict[str, Any] = {"lengths": (70, 40, 17, *([2] * 15)), "max_num_seqs": 18, "max_model_len": 96}
+    if kind.startswith("int4"):
+        model = tiny.make("llama", seed, **(SIZES | ALIGNED))
+        tiny.save(model, tmp_path)
+        check(model, rounded_model(find_format("int4"), model), tmp_path, 2, quantization="int4", **options)
+    elif kind == "fp8":
+        model = tiny.make("gemma2", seed, **SIZES)
+        tiny.save(model, tmp_path)
+        check(model, rounded_model(find_format("fp8"), model), tmp_path, 2, quantization="fp8", **options)
+    elif kind.startswith("fp8 blocks"):
+        model = tiny.make("qwen3", seed, **SIZES)
+        skipped = ("layers.0.self_attn.v_proj", "layers.1.self_attn.k_proj", "layers.1.mlp.gate_proj")
+        save_quantized(
+            model, tmp_path, KINDS[kind.split(",")[0]], skip=lambda name: any(part in name for part in skipped)
+        )
+        check(model, model, tmp_path, 1, **options)
+    else:
+        kinds = [QuantType.Q4_0, QuantType.Q5_0, QuantType.Q8_0, QuantType.Q4_K, QuantType.Q5_K, QuantType.Q5_1]
+        first, second = (kinds[i] for i in rng.choice(len(kinds), 2, replace=False))
+        mix = {"v_proj": QuantType.Q6_K, "down_proj": first, "lm_head": QuantType.Q6_K, "proj": second}
+        model = write_quantized(tmp_path / "m.gguf", "qwen3", mix, seed)
+        print(mix)
+        check(model, model, tmp_path / "m.gguf", 1, **options)
+
+
+def test_shards_that_begin_inside_of_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no iterations of jobs."""
     tiny.save(tiny.make("llama", 1, **SIZES), tmp_path)
     monkeypatch.setenv("DISTMK_ROW_BUCKETS", "16,64")
-    with pytest.raises(UsageError, match=r"no such iterations with weights that stay packed on GPUs; unset it$"):
-        LLM(str(tmp_path), backend="emulated", quantization="int4", max_model_len=16)
+    with pytest.raises(
+        UsageError, match=r"no such iterations with shards of packed weights that begin inside of 64 columns"
+    ):
+        LLM(str(tmp_path), backend="emulated", tensor_parallel_size=2, quantization="int4", max_model_len=16)

@@ -1,7 +1,7 @@
 // E4M3 codes in packed tiles (distmk/formats/e4m3.py). As bf16 a code in its place is its value times 2^-120, subnormal
 // codes too.
 #pragma once
-#include "device/formats/packed_tile.cuh"
+#include "device/formats/block_row.cuh"
 
 namespace distmk {
 namespace linear {
@@ -20,6 +20,24 @@ struct E4m3Codes {
     first = normal(word & 0x87f087f0u);
     second = normal((word << 4 & 0x80f080f0u) | (word >> 4 & 0x07000700u));
   }
+
+  // A block of codes: a word has two pairs.
+  struct CodeBlock {
+    uint4 words;
+
+    CodeBlock() = default;
+    template <class F>
+    DISTMK_FN CodeBlock(const TileRow<F>& row, uint32_t block) : words(row.template codes<uint4>(block)) {}
+    DISTMK_FN uint4 decode(uint32_t half) const {
+      uint4 pairs;
+      E4m3Codes::decode(word_of(words, 2 * half), pairs.x, pairs.y);
+      E4m3Codes::decode(word_of(words, 2 * half + 1), pairs.z, pairs.w);
+      return {value(pairs.x), value(pairs.y), value(pairs.z), value(pairs.w)};
+    }
+
+   private:
+    DISTMK_FN static uint32_t value(uint32_t pair) { return multiply_pairs(pair, pair_of_powers(120 - NORMAL_SHIFT)); }
+  };
 
   // sums += the products of units [begin, end).
   template <class F, uint32_t N_TILES>

@@ -17,6 +17,8 @@ struct Fp8Tiles : E4m3Codes {
     multiply_units(tile, 2, 4, x, second);
     add_accumulators<N_TILES>(second, acc);
   }
+
+  using BlockRow = CodeBlock;
 };
 
 }  // namespace linear

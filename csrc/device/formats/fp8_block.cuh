@@ -19,6 +19,19 @@ struct Fp8BlockTiles : E4m3Codes {
     add_scaled<N_TILES>(first, scales.x, scales.z, acc);
     add_scaled<N_TILES>(second, scales.y, scales.w, acc);
   }
+
+  struct BlockRow {
+    CodeBlock codes;
+    SplitScale scale;
+
+    BlockRow() = default;
+    DISTMK_FN BlockRow(const TileRow<Fp8BlockTiles>& row, uint32_t block)
+        : codes(row, block), scale(row.scales<float, 2 * sizeof(float)>(0, block / 2 * sizeof(float))) {}
+    DISTMK_FN uint4 decode(uint32_t half) const {
+      const uint4 pairs = codes.decode(half);
+      return {scale.times(pairs.x), scale.times(pairs.y), scale.times(pairs.z), scale.times(pairs.w)};
+    }
+  };
 };
 
 }  // namespace linear

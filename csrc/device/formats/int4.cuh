@@ -2,7 +2,7 @@
 //   sum over a group of (code - zero) * scale * x = scale * (sum of code * x - zero * sum of x)
 // The products of a group begin at -zero * sum of x, so a zero point costs nothing per element.
 #pragma once
-#include "device/formats/packed_tile.cuh"
+#include "device/formats/gguf_rows.cuh"
 
 namespace distmk {
 namespace linear {
@@ -72,6 +72,21 @@ struct Int4Tiles {
       add_scaled<N_TILES>(sums, half_to_float(scales.x >> 16 * group), half_to_float(scales.y >> 16 * group), acc);
     }
   }
+
+  struct BlockRow {
+    NibbleBlock codes;
+    uint32_t zero;
+    SplitScale scale;
+
+    BlockRow() = default;
+    DISTMK_FN BlockRow(const TileRow<Int4Tiles>& row, uint32_t block)
+        : codes(row, block),
+          zero(row.scales<uint8_t, 2>(SCALES_BYTES, block / 2)),
+          scale(half_to_float(row.scales<uint16_t, 4>(0, block / 2 * 2))) {}
+    DISTMK_FN uint4 decode(uint32_t half) const {
+      return four_pairs([&](uint32_t i) { return scale.times(signed_pair(codes.pair(half, i), zero)); });
+    }
+  };
 
  private:
   // The byte at `bit`, times 2^-23.

@@ -1,6 +1,6 @@
 // GGUF's Q4_0: nibbles around 8, with a float16 scale for 32 columns (distmk/formats/q4_0.py).
 #pragma once
-#include "device/formats/gguf_codes.cuh"
+#include "device/formats/gguf_rows.cuh"
 
 namespace distmk {
 namespace linear {
@@ -24,6 +24,8 @@ struct Q4_0Tiles {
     };
     multiply_scaled_groups(tile, 0, x, decode, acc);
   }
+
+  using BlockRow = SignedBlockRow<NibbleBlock, 8, 0>;
 };
 
 }  // namespace linear

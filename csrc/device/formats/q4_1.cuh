@@ -1,6 +1,6 @@
 // GGUF's Q4_1: nibbles, with a scale and a minimum in float16 for 32 columns (distmk/formats/q4_1.py).
 #pragma once
-#include "device/formats/gguf_codes.cuh"
+#include "device/formats/gguf_rows.cuh"
 
 namespace distmk {
 namespace linear {
@@ -24,6 +24,8 @@ struct Q4_1Tiles {
     multiply_scaled_groups(tile, 0, x, decode, acc);
     multiply_half_minima(tile, 2 * M_TILE * GROUPS, sums, acc);
   }
+
+  using BlockRow = AffineBlockRow<NibbleBlock, HalfScales, 0>;
 };
 
 }  // namespace linear

@@ -1,6 +1,6 @@
 // GGUF's Q4_K: nibbles, with a scale and a minimum of six bits for 32 columns (distmk/formats/q4_k.py).
 #pragma once
-#include "device/formats/gguf_codes.cuh"
+#include "device/formats/gguf_rows.cuh"
 
 namespace distmk {
 namespace linear {
@@ -24,6 +24,8 @@ struct Q4_KTiles {
         tile, 0, x, negated, [](uint32_t, uint32_t word, uint32_t (&pairs)[4], bool) { decode_nibbles(word, pairs); },
         acc);
   }
+
+  using BlockRow = AffineBlockRow<NibbleBlock, SuperBlockScales, 0>;
 };
 
 }  // namespace linear

@@ -1,6 +1,6 @@
 // GGUF's Q5_0: codes of five bits around 16, with a float16 scale for 32 columns (distmk/formats/q5_0.py).
 #pragma once
-#include "device/formats/gguf_codes.cuh"
+#include "device/formats/gguf_rows.cuh"
 
 namespace distmk {
 namespace linear {
@@ -25,6 +25,8 @@ struct Q5_0Tiles {
     };
     multiply_scaled_groups(tile, FifthBits::BYTES, x, decode, acc);
   }
+
+  using BlockRow = SignedBlockRow<FifthBitBlock, 16, FifthBits::BYTES>;
 };
 
 }  // namespace linear

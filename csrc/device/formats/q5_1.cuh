@@ -1,6 +1,6 @@
 // GGUF's Q5_1: codes of five bits, with a scale and a minimum in float16 for 32 columns (distmk/formats/q5_1.py).
 #pragma once
-#include "device/formats/gguf_codes.cuh"
+#include "device/formats/gguf_rows.cuh"
 
 namespace distmk {
 namespace linear {
@@ -28,6 +28,8 @@ struct Q5_1Tiles {
     multiply_scaled_groups(tile, FifthBits::BYTES, x, decode, acc);
     multiply_half_minima(tile, FifthBits::BYTES + 2 * M_TILE * GROUPS, sums, acc);
   }
+
+  using BlockRow = AffineBlockRow<FifthBitBlock, HalfScales, FifthBits::BYTES>;
 };
 
 }  // namespace linear

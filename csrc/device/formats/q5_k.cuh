@@ -1,6 +1,6 @@
 // GGUF's Q5_K: codes of five bits, with a scale and a minimum of six bits for 32 columns (distmk/formats/q5_k.py).
 #pragma once
-#include "device/formats/gguf_codes.cuh"
+#include "device/formats/gguf_rows.cuh"
 
 namespace distmk {
 namespace linear {
@@ -26,6 +26,8 @@ struct Q5_KTiles {
     };
     multiply_super_blocks(tile, FifthBits::BYTES, x, negated, decode, acc);
   }
+
+  using BlockRow = AffineBlockRow<FifthBitBlock, SuperBlockScales, FifthBits::BYTES>;
 };
 
 }  // namespace linear

@@ -1,6 +1,6 @@
 // GGUF's Q6_K: codes of six bits around 32, with a scale of eight bits for 16 columns (distmk/formats/q6_k.py).
 #pragma once
-#include "device/formats/gguf_codes.cuh"
+#include "device/formats/gguf_rows.cuh"
 
 namespace distmk {
 namespace linear {
@@ -39,6 +39,36 @@ struct Q6_KTiles {
     const uint32_t halves = tile.scales<uint32_t>(M_TILE * 2 * GROUPS);  // of row g, then of row g + 8
     add_scaled<N_TILES>(products, half_to_float(halves), half_to_float(halves >> 16), acc);
   }
+
+  // A word has the high bits of a block, and a word the scales of its 16 columns each.
+  struct BlockRow {
+    NibbleBlock low;
+    uint32_t high, scales, unit;
+
+    BlockRow() = default;
+    DISTMK_FN BlockRow(const TileRow<Q6_KTiles>& row, uint32_t block)
+        : low(row, block),
+          high(row.codes<uint32_t>(2, 4 * block)),
+          scales(row.scales<uint32_t, 2 * GROUPS>(0, 4 * block)),
+          unit(row.scales<uint16_t, 2>(M_TILE * 2 * GROUPS, 0)) {}
+    DISTMK_FN uint4 decode(uint32_t half) const {
+      const uint32_t of_half = scales >> 16 * half;
+      const SplitScale first(half_to_float(unit) * scale(of_half, 0)), second(half_to_float(unit) * scale(of_half, 1));
+      return in_order(four_pairs([&](uint32_t i) {
+        const uint32_t codes = Q6_KTiles::decode(low.word(half), i, high, 4 * half + i);
+        return i < 2 ? first.times(codes) : second.times(codes);
+      }));
+    }
+
+   private:
+    // The lane's weights are those of order_in_halves(): lanes t and t + 2 exchange halves of theirs.
+    DISTMK_FN static uint4 in_order(const uint4& pairs) {
+      const bool upper = threadIdx.x % 4 < 2;
+      const uint32_t first = __shfl_xor_sync(~0u, upper ? pairs.z : pairs.x, 2),
+                     second = __shfl_xor_sync(~0u, upper ? pairs.w : pairs.y, 2);
+      return upper ? uint4{pairs.x, pairs.y, first, second} : uint4{first, second, pairs.z, pairs.w};
+    }
+  };
 
  private:
   DISTMK_FN static uint32_t decode(uint32_t nibbles, uint32_t pair, uint32_t high, uint32_t index) {

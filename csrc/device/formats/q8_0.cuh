@@ -1,6 +1,6 @@
 // GGUF's Q8_0: signed bytes, with a float16 scale for 32 columns (distmk/formats/q8_0.py).
 #pragma once
-#include "device/formats/gguf_codes.cuh"
+#include "device/formats/gguf_rows.cuh"
 
 namespace distmk {
 namespace linear {
@@ -40,6 +40,20 @@ struct Q8_0Tiles {
       }
     }
   }
+
+  struct BlockRow {
+    uint4 words;
+    HalfNumbers scales;
+
+    BlockRow() = default;
+    DISTMK_FN BlockRow(const TileRow<Q8_0Tiles>& row, uint32_t block)
+        : words(row.codes<uint4>(block)), scales(row, 0, block) {}
+    DISTMK_FN uint4 decode(uint32_t half) const {
+      const SplitScale scale(scales.of(half));
+      return four_pairs(
+          [&](uint32_t i) { return scale.times(Q8_0Tiles::decode(word_of(words, 2 * half + i / 2) >> i % 2 * 8)); });
+    }
+  };
 };
 
 }  // namespace linear

@@ -27,7 +27,6 @@ DISTMK_FN float4 unpack_bf16(const uint2& v) {
           __uint_as_float(v.y & 0xffff0000u)};
 }
 DISTMK_FN float dot(const float4& a, const float4& b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
-DISTMK_FN float4 product(const float4& a, const float4& b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
 DISTMK_FN float4 scaled(const float4& a, float by) { return {a.x * by, a.y * by, a.z * by, a.w * by}; }
 
 // A lane's part of a head: four elements of each half, which RoPE pairs.

@@ -142,14 +142,15 @@ template <Epilogue EPILOGUE>
 DISTMK_FN void store_gated(const Context& context, const LinearJobsArgs& args, const JobPlan& job,
                            const FeatureTable& table, const FeatureRange& features) {
   auto* out = context.at<__nv_bfloat16>(args.out);
-  const uint32_t end = features.end();
+  const uint32_t end = features.end(), tiles = static_cast<uint32_t>(ActivationLayout::TILES);
+  const uint32_t layout = HAS_PACKED_WEIGHTS ? args.out_layout : tiles;
   // The last block of activations is padded with zeros.
   const uint32_t stored_end = end < num_features(args)
                                   ? end
                                   : (end + ACTIVATION_BLOCK_COLS - 1) / ACTIVATION_BLOCK_COLS * ACTIVATION_BLOCK_COLS;
   store_features<EPILOGUE>(args, table, features, stored_end, {0, job.num_tokens}, NUM_WARPS * ACTIVATION_BLOCK_COLS,
                            [&](uint32_t token, uint32_t f) {
-                             return out + activation_offset(job.first_token + token, f, args.out_stride, true);
+                             return out + activation_offset(job.first_token + token, f, args.out_stride, layout);
                            });
 }
 

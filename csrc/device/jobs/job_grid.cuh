@@ -17,12 +17,13 @@ constexpr uint32_t JOB_TILES = NUM_WARPS;  // one M tile per consumer warp
 constexpr uint32_t MAX_TOKENS = 256;       // tokens of an N tile at most
 static_assert(MAX_BUCKET_ROWS % MAX_TOKENS == 0, "an N tile ends within the activations");
 
-// The rows of an M tile: `count` rows of a slab, from its row `first` on. The slab has `slab_rows` rows and begins at
-// row `slab_begin` of the matrix.
+// The rows of an M tile: `count` rows of slab number `slab`, from its row `first` on. The slab has `slab_rows` rows and
+// begins at row `slab_begin` of the matrix.
 struct TileRows {
-  uint32_t slab_begin, slab_rows, first, count;
+  uint32_t slab, slab_begin, slab_rows, first, count;
 };
 
+DISTMK_FN bool is_packed(const LinearJobsArgs& args) { return HAS_PACKED_WEIGHTS && args.format != Bf16Format::ID; }
 DISTMK_FN bool is_paired(const LinearJobsArgs& args) { return is_gated(static_cast<Epilogue>(args.epilogue)); }
 
 // Output features. A gated matrix has one feature for two rows, gate and up.
@@ -44,11 +45,30 @@ DISTMK_FN uint32_t tokens_of(const LinearJobsArgs& args, const Batch& batch) {
 DISTMK_FN uint32_t tile_tokens_of(uint32_t num_tokens) {
   return num_tokens <= 32 ? 32 : num_tokens <= 64 ? 64 : num_tokens <= 128 ? 128 : MAX_TOKENS;
 }
+// The same of packed tiles. There are two sizes, as each is compiled for every format.
+DISTMK_FN constexpr uint32_t packed_tile_tokens_of(uint32_t num_tokens) { return num_tokens <= 64 ? 64 : 128; }
 
 // The 64-column blocks of a split of k. Every split begins at a K tile.
 struct BlockRange {
   uint32_t begin, end;
 };
+
+// Blocks of the activations. Rows of packed tiles are longer.
+DISTMK_FN uint32_t num_k_blocks(const LinearJobsArgs& args) {
+  return HAS_PACKED_WEIGHTS ? (args.k + ACTIVATION_BLOCK_COLS - 1) / ACTIVATION_BLOCK_COLS
+                            : args.k_pitch / ACTIVATION_BLOCK_COLS;
+}
+
+// The slabs of the matrix, or of the part of a matrix that a task multiplies. Only the kernel for packed weights has
+// parts: rows [first_row, end_row), the slabs from `first_slab` to `end_slab`.
+DISTMK_FN uint32_t slabs_of(const LinearJobsArgs& args) {
+  return HAS_PACKED_WEIGHTS ? args.end_slab - args.first_slab : args.num_slabs;
+}
+// The first row of a slab, counted from the part's first row.
+DISTMK_FN uint32_t part_begin(const LinearJobsArgs& args, uint32_t slab) {
+  if (!HAS_PACKED_WEIGHTS) return slab_begin(args, slab);
+  return min(max(slab_begin(args, args.first_slab + slab), args.first_row), args.end_row) - args.first_row;
+}
 
 struct JobGrid {
   uint32_t num_tokens;  // tokens of the whole GEMM
@@ -63,21 +83,20 @@ struct JobGrid {
     const uint32_t most_pairs = (num_pairs(args) + num_others - 1) / num_others;
     const uint32_t largest_slab = max(2 * most_pairs, args.num_reduced ? args.reduced_rows : 0);
     tiles_per_slab = (largest_slab + M_TILE - 1) / M_TILE;
-    num_m_tiles = args.num_slabs * tiles_per_slab;
-    set_tile(tile_tokens_of(num_tokens), args.num_k_splits);
+    num_m_tiles = slabs_of(args) * tiles_per_slab;
+    set_tile(is_packed(args) ? packed_tile_tokens_of(num_tokens) : tile_tokens_of(num_tokens), args.num_k_splits);
     if (tile_tokens == MAX_TOKENS && num_m_tiles * num_job_columns <= JOB_TILES / 2 * num_workers)
       set_tile(MAX_TOKENS / 2, args.num_k_splits);
   }
 
   DISTMK_FN TileRows tile_rows(const LinearJobsArgs& args, uint32_t m_tile) const {
     const uint32_t slab = m_tile / tiles_per_slab, first = m_tile % tiles_per_slab * M_TILE;
-    const uint32_t begin = slab_begin(args, slab), rows = slab_begin(args, slab + 1) - begin;
-    return {begin, rows, first, first < rows ? min(M_TILE, rows - first) : 0};
+    const uint32_t begin = part_begin(args, slab), rows = part_begin(args, slab + 1) - begin;
+    return {slab, begin, rows, first, first < rows ? min(M_TILE, rows - first) : 0};
   }
   DISTMK_FN static BlockRange blocks_of(const LinearJobsArgs& args, uint32_t k_split) {
     constexpr uint32_t PER_TILE = K_TILE / ACTIVATION_BLOCK_COLS;
-    const uint32_t num_blocks = args.k_pitch / ACTIVATION_BLOCK_COLS,
-                   num_tiles = (num_blocks + PER_TILE - 1) / PER_TILE;
+    const uint32_t num_blocks = num_k_blocks(args), num_tiles = (num_blocks + PER_TILE - 1) / PER_TILE;
     const auto at = [&](uint32_t i) { return min(num_tiles * i / args.num_k_splits * PER_TILE, num_blocks); };
     return {at(k_split), at(k_split + 1)};
   }

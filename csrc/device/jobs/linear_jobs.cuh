@@ -6,6 +6,7 @@
 #include "device/core/end_task.cuh"
 #include "device/jobs/epilogue.cuh"
 #include "device/jobs/loader.cuh"
+#include "device/jobs/packed_reader.cuh"
 
 namespace distmk {
 namespace jobs {
@@ -13,7 +14,7 @@ namespace jobs {
 // Runs this worker's jobs, with N tiles of N tokens, as the loader plans them. This is a function of its own that calls
 // nothing: otherwise the compiler would wait for every tensor-core product at once. Its state is in shared memory,
 // because the stack is far away.
-template <uint32_t N>
+template <uint32_t N, class Reader>
 DISTMK_NOINLINE void run_jobs() {
   Context context(own_rank_state(), {threadIdx.x, NUM_CONSUMERS});
   begin_current(context);
@@ -27,7 +28,8 @@ DISTMK_NOINLINE void run_jobs() {
     barrier_wait(&job.planned, plan_parity(round));
     if (!job.num_tiles) break;
     write_features(job, output_begin(N), context.at<float>(args.bias), table);  // while activations are copied
-    multiply_job<N>(job.num_tiles, phases, b, job.num_blocks);
+    Reader::write_factors(args, job);
+    multiply_job<N, Reader>(job.num_tiles, phases, b, job.num_blocks);
     mark(Mark::MET);
     phases = WeightPosition::phases_after(phases, rings().num_tiles, job.num_tiles, num_k_tiles(job.num_blocks));
     b.skip(rings().num_slots, job.num_blocks);
@@ -42,17 +44,34 @@ DISTMK_NOINLINE void run_jobs() {
   end_task_of_body();
 }
 
+#ifdef DISTMK_PACKED
+template <class F>
+DISTMK_FN void run_packed_jobs() {
+  return rings().tile_tokens == packed_tile_tokens_of(1) ? run_jobs<packed_tile_tokens_of(1), PackedReader<F>>()
+                                                         : run_jobs<packed_tile_tokens_of(~0u), PackedReader<F>>();
+}
+#endif
+
 DISTMK_FN void run_jobs() {
   barrier_wait(&plan_of(0).planned, plan_parity(0));
+#ifdef DISTMK_PACKED
+  switch (rings().args.format) {
+#define DISTMK_CASE(Name) \
+  case Name##Format::ID:  \
+    return run_packed_jobs<linear::Name##Tiles>();
+    DISTMK_PACKED_FORMATS(DISTMK_CASE)
+#undef DISTMK_CASE
+  }
+#endif
   switch (rings().tile_tokens) {
     case 32:
-      return run_jobs<32>();
+      return run_jobs<32, WeightReader>();
     case 64:
-      return run_jobs<64>();
+      return run_jobs<64, WeightReader>();
     case 128:
-      return run_jobs<128>();
+      return run_jobs<128, WeightReader>();
     default:
-      return run_jobs<MAX_TOKENS>();
+      return run_jobs<MAX_TOKENS, WeightReader>();
   }
 }
 

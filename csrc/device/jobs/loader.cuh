@@ -4,36 +4,10 @@
 // task is ready.
 #pragma once
 #include "device/jobs/rings.cuh"
+#include "device/jobs/tile_source.cuh"
 
 namespace distmk {
 namespace jobs {
-
-// Address and size of an M tile's part in a K tile of the packed weights (distmk/formats/tiles.py).
-class PackedTile {
- public:
-  DISTMK_FN PackedTile(const char* weight, const LinearJobsArgs& args, const TileRows& rows)
-      : slab_(weight + Weights::bytes(uint64_t{rows.slab_begin} * args.k_pitch)),
-        pitch_(args.k_pitch),
-        num_rows_(rows.count),
-        block_first_(rows.first / M_BLOCK * M_BLOCK),
-        block_rows_(rows.count ? min(M_BLOCK, rows.slab_rows - block_first_) : 0),
-        row_in_block_(rows.first % M_BLOCK) {}
-
-  DISTMK_FN uint32_t num_bytes(uint32_t k_tile) const {
-    return Weights::bytes(num_rows_ * min(K_TILE, pitch_ - k_tile * K_TILE));
-  }
-  DISTMK_FN const char* begin(uint32_t k_tile) const {
-    const uint32_t k = k_tile * K_TILE, block_k = k / K_BLOCK * K_BLOCK, block_cols = min(K_BLOCK, pitch_ - block_k);
-    const uint64_t elements = uint64_t{block_first_} * pitch_ + uint64_t{block_rows_} * block_k +
-                              row_in_block_ * block_cols + num_rows_ * (k - block_k);
-    return slab_ + Weights::bytes(elements);
-  }
-
- private:
-  const char* slab_;
-  uint32_t pitch_, num_rows_;
-  uint32_t block_first_, block_rows_, row_in_block_;  // the M block that holds the tile, and the tile's first row in it
-};
 
 // The M tile of a job that this lane copies. It may have no rows.
 DISTMK_FN TileRows tile_of_lane(const LinearJobsArgs& args, const JobGrid& grid, const Job& job) {
@@ -42,19 +16,20 @@ DISTMK_FN TileRows tile_of_lane(const LinearJobsArgs& args, const JobGrid& grid,
   if (lane >= job.num_tiles) rows.count = 0;
   return rows;
 }
-DISTMK_FN PackedTile packed_tile(const RankState& state, const LinearJobsArgs& args, const TileRows& rows) {
+DISTMK_FN TileSource tile_source(const RankState& state, const LinearJobsArgs& args, const TileRows& rows) {
   return {reinterpret_cast<const char*>(state.address(args.weight)), args, rows};
 }
 
-// Publishes the plan of job number `round` to the consumers. All lanes call it, each with the rows of its M tile.
+// Publishes the plan of job number `round` to the consumers. All lanes call it, each with its M tile.
 DISTMK_FN void plan_job(const Team& lanes, const LinearJobsArgs& args, const Job& job, const TileRows& rows,
-                        uint32_t round) {
+                        const TileSource& tile, uint32_t round) {
   JobPlan& plan = plan_of(round);
   const FeatureRange features = features_of(args, rows);
   const uint32_t end = __shfl_sync(~0u, features.end(), job.num_tiles - 1);
   if (lanes.index < job.num_tiles) {
     const uint32_t bias = rows.slab_begin + (is_paired(args) ? rows.first / 2 : rows.first);
     plan.tiles[lanes.index] = {features, bias, bias + (is_paired(args) ? rows.slab_rows / 2 : 0)};
+    tile.find_row_scales(rows, lanes.index, plan);
   }
   if (lanes.leader()) {
     const BlockRange blocks = JobGrid::blocks_of(args, job.k_split);
@@ -95,7 +70,7 @@ class RingFiller {
                           output_begin(tile_tokens) < sizes.a_bytes() + sizes.num_slots * slot_bytes_) {}
 
   // Fills the rings for job number `round`. False: the task will not run, and all copies have landed.
-  DISTMK_FN bool fill(const Job& job, const PackedTile& tile, uint32_t round) {
+  DISTMK_FN bool fill(const Job& job, const TileSource& tile, uint32_t round) {
     const BlockRange blocks = JobGrid::blocks_of(args_, job.k_split);
     const bool has_tile = lanes_.index < job.num_tiles;
     const uint32_t first_tile = blocks.begin / BLOCKS_PER_TILE, num_blocks = blocks.end - blocks.begin;
@@ -152,7 +127,7 @@ class RingFiller {
     WeightPosition at(phases_, sizes_.num_tiles, num_tiles, lanes_.index);
     for (; count; --count, at.advance()) barrier_wait(&rings().a_full[at.place()], at.parity());
   }
-  DISTMK_FN void copy_weights(const PackedTile& tile, uint32_t k_tile, uint32_t place) const {
+  DISTMK_FN void copy_weights(const TileSource& tile, uint32_t k_tile, uint32_t place) const {
     const uint32_t full = shared_address(&rings().a_full[place]), num_bytes = tile.num_bytes(k_tile);
     expect_bytes(full, num_bytes);
     const uint32_t dst = shared_address(shared().at<Overlay::PRODUCT_RINGS>()) + place * A_TILE_BYTES;
@@ -169,7 +144,7 @@ class RingFiller {
 };
 
 // Prefetches into L2 the weights with which this worker begins, while earlier tasks still run.
-DISTMK_FN void prefetch_weights(const LinearJobsArgs& args, const Job& job, const PackedTile& tile,
+DISTMK_FN void prefetch_weights(const LinearJobsArgs& args, const Job& job, const TileSource& tile,
                                 uint32_t num_tiles) {
   if (threadIdx.x % 32 >= JOB_TILES) return;
   const BlockRange blocks = JobGrid::blocks_of(args, job.k_split);
@@ -228,7 +203,7 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
     Job job;
     bool has_job = jobs.next(job);
     TileRows rows = tile_of_lane(args, grid, has_job ? job : Job{0, 1, 0, 0, 0});
-    PackedTile tile = packed_tile(state, args, rows);
+    TileSource tile = tile_source(state, args, rows);
     if (!knows_share) {
       if (has_job) prefetch_weights(args, job, tile, num_prefetched(grid.tile_tokens));
       lanes.sync();
@@ -247,10 +222,10 @@ DISTMK_NOINLINE bool stream_product(const RankState& state, const Team lanes, co
     uint32_t round = 0;
 #pragma unroll 1
     for (; has_job; ++round) {
-      plan_job(lanes, args, job, rows, round);
+      plan_job(lanes, args, job, rows, tile, round);
       if (!filler.fill(job, tile, round)) return false;
       has_job = jobs.next(job);
-      if (has_job) rows = tile_of_lane(args, grid, job), tile = packed_tile(state, args, rows);
+      if (has_job) rows = tile_of_lane(args, grid, job), tile = tile_source(state, args, rows);
       if (round && !await_consumers(lanes, plan_of(round - 1).stored, plan_parity(round - 1))) return false;
     }
     plan_end(lanes, round);

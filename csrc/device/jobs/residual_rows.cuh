@@ -105,6 +105,8 @@ class RowReduction {
       const uint32_t row = first_row_ + rows_.at(i);
       for (uint32_t col = context_.team.index * COLS; col < args_.k; col += STEP) {
         const Vector sums = *reinterpret_cast<const Vector*>(sums_at(i - first) + col);
+        if (HAS_PACKED_WEIGHTS && args_.lane_out) store_in_lane_order(row, col, sums, scale);
+        if (HAS_PACKED_WEIGHTS && !args_.out) continue;
         const uint64_t at = activation_offset(row, col, args_.k, args_.tiled);
         for (uint32_t rank = 0; rank < args_.num_ranks; ++rank)
           store_scaled(on_rank<__nv_bfloat16>(context_, rank, args_.out) + at, sums, scale);
@@ -129,6 +131,18 @@ class RowReduction {
     float squares = 0.0f;
     for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) squares += squares_at(i)[warp];
     return distmk::over_rms(squares, args_.k, args_.eps);
+  }
+
+  // Stores columns for packed weights: times the weight of the norm, in the order of lanes.
+  DISTMK_FN void store_in_lane_order(uint32_t row, uint32_t col, Vector sums, float scale) const {
+    const auto* norm = context_.at<float>(args_.input_norm);
+    if (args_.input_norm) sums = product(sums, *reinterpret_cast<const Vector*>(norm + col));
+    const auto offset = [&](uint32_t c) {
+      return activation_offset(row, c, args_.k, static_cast<uint32_t>(ActivationLayout::LANE_TILES));
+    };
+    for (uint32_t rank = 0; rank < args_.num_ranks; ++rank)
+      store_pairs(on_rank<__nv_bfloat16>(context_, rank, args_.lane_out), offset(col), offset(col + COLS / 2), sums,
+                  scale);
   }
 
   // Sums up ITEMS_IN_FLIGHT columns: col, col + STEP, and so on. Returns the sum of their squares.
@@ -245,7 +259,8 @@ DISTMK_FN void body_reduce_rows(Context& context, const ReduceRowsArgs& args) {
   const uint32_t share = rows_per_rank(num_rows, args.num_ranks), first_row = min(context.rank() * share, num_rows);
   const jobs::WorkerRows rows(context, min(share, num_rows - first_row));
   if (args.k % 4 == 0 && is_aligned(context.at<void>(args.parts)) && is_aligned(context.at<void>(args.x)) &&
-      is_aligned(context.at<void>(args.out)) && is_aligned(context.at<void>(args.post_norm)))
+      is_aligned(context.at<void>(args.out)) && is_aligned(context.at<void>(args.post_norm)) &&
+      (!HAS_PACKED_WEIGHTS || is_aligned(context.at<void>(args.input_norm))))
     jobs::reduce_rows<float4>(context, args, rows, first_row);
   else
     jobs::reduce_rows<float>(context, args, rows, first_row);

@@ -59,10 +59,22 @@ struct alignas(16) JobTile {
   FeatureRange features;
   uint32_t bias, up_bias;
 };
+// The scales of the rows of each M tile of a job; null: its format has none. Without packed weights there are none.
+struct RowScales {
+#ifdef DISTMK_PACKED
+  const float* of_tile[JOB_TILES];
+#endif
+};
+// Factors of a job's sums, by row of its M tiles: scales of the matrix and of its rows.
+struct RowFactors {
+#ifdef DISTMK_PACKED
+  float of_row[JOB_TILES * M_TILE];
+#endif
+};
 // The loader's plan of a job for the consumers. The loader computes it while they still run earlier tasks.
 //   planned  loader -> consumers    The plan may be read.
 //   stored   consumers -> loader    The job's output, which may lie over a ring, has been read.
-struct JobPlan {
+struct JobPlan : RowScales {
   uint64_t planned, stored;
   uint32_t num_tiles;   // M tiles; 0: there are no more jobs
   uint32_t num_blocks;  // blocks of columns
@@ -75,7 +87,7 @@ struct JobPlan {
 //   ready             consumers -> loader    The inputs are there.
 //   a_full, b_full    loader -> consumers    An M tile, or a slot, has landed.
 //   a_empty, b_empty  consumers -> loader    The M tile, or the slot, has been read.
-struct Rings {
+struct Rings : RowFactors {
   uint64_t a_full[MAX_A_TILES], a_empty[MAX_A_TILES], b_full[MAX_B_SLOTS], b_empty[MAX_B_SLOTS], ready;
   JobPlan jobs[2];           // successive jobs alternate between them
   FeatureTable features[2];  // also alternating, because other warps may still store the previous job

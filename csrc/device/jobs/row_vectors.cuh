@@ -24,6 +24,16 @@ DISTMK_FN void store_scaled(__nv_bfloat16* to, const float4& v, float scale) {
   *reinterpret_cast<uint2*>(to) = {pack_bf16(v.x * scale, v.y * scale), pack_bf16(v.z * scale, v.w * scale)};
 }
 DISTMK_FN void store_scaled(__nv_bfloat16* to, float v, float scale) { *to = __float2bfloat16_rn(v * scale); }
+DISTMK_FN float product(float a, float b) { return a * b; }
+DISTMK_FN float4 product(const float4& a, const float4& b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
+// Stores pairs of columns in two places, or one column in the first.
+DISTMK_FN void store_pairs(__nv_bfloat16* to, uint64_t first, uint64_t second, const float4& v, float scale) {
+  *reinterpret_cast<uint32_t*>(to + first) = pack_bf16(v.x * scale, v.y * scale);
+  *reinterpret_cast<uint32_t*>(to + second) = pack_bf16(v.z * scale, v.w * scale);
+}
+DISTMK_FN void store_pairs(__nv_bfloat16* to, uint64_t first, uint64_t, float v, float scale) {
+  store_scaled(to + first, v, scale);
+}
 
 // A worker's rows: first, first + step, ... below `end`. 2^`log_parts` workers share each row.
 struct WorkerRows {

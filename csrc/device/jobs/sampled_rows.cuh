@@ -8,19 +8,33 @@
 
 namespace distmk {
 
+// Rows in the order of lanes are copied as they are: as tiles, and to the end of the last block, where the last columns
+// may be anywhere.
+DISTMK_FN bool has_lane_order(const SelectRowsArgs& args) {
+  return HAS_PACKED_WEIGHTS && args.tiled == static_cast<uint32_t>(ActivationLayout::LANE_TILES);
+}
+DISTMK_FN uint32_t copied_layout(const SelectRowsArgs& args) {
+  return has_lane_order(args) ? static_cast<uint32_t>(ActivationLayout::TILES) : args.tiled;
+}
+DISTMK_FN uint32_t copied_cols(const SelectRowsArgs& args) {
+  if (!has_lane_order(args)) return args.k;
+  return (args.k + ACTIVATION_BLOCK_COLS - 1) / ACTIVATION_BLOCK_COLS * ACTIVATION_BLOCK_COLS;
+}
+
 DISTMK_FN void body_select_rows(Context& context, const SelectRowsArgs& args) {
   const uint32_t num_sampled = context.batch(args.batch)->num_rows;
   const uint32_t* sampled = job_batch(context, args.batch).sampled;
   const auto* x = context.at<__nv_bfloat16>(args.x);
   auto* out = context.at<__nv_bfloat16>(args.out);
   const bool in_chunks = args.tiled || (args.k % 8 == 0 && (args.x | args.out) % 16 == 0);
+  const uint32_t layout = copied_layout(args);
   for (uint32_t to = context.instance; to < num_sampled; to += context.rank_state.program->num_workers) {
-    const uint32_t from = __ldcg(sampled + to), whole = in_chunks ? args.k / 8 : 0;
-    const auto offset = [&](uint32_t row, uint32_t col) { return activation_offset(row, col, args.k, args.tiled); };
+    const uint32_t from = __ldcg(sampled + to), whole = in_chunks ? copied_cols(args) / 8 : 0;
+    const auto offset = [&](uint32_t row, uint32_t col) { return activation_offset(row, col, args.k, layout); };
     for (uint32_t i = context.team.index; i < whole; i += context.team.size)
       *reinterpret_cast<uint4*>(out + offset(to, 8 * i)) =
           __ldcg(reinterpret_cast<const uint4*>(x + offset(from, 8 * i)));
-    for (uint32_t col = 8 * whole + context.team.index; col < args.k; col += context.team.size)
+    for (uint32_t col = 8 * whole + context.team.index; col < copied_cols(args); col += context.team.size)
       reinterpret_cast<unsigned short*>(out)[offset(to, col)] =
           __ldcg(reinterpret_cast<const unsigned short*>(x) + offset(from, col));
   }

@@ -125,11 +125,22 @@ class Board:
         return Slab(slab.weight, len(before), len(before) + len(rows))
 
     def packed_matrix(
-        self, rank: int, found: type[PackedTiles], rows: QuantizedRows, lead: int, tail: int, paired: bool = False
+        self,
+        rank: int,
+        found: type[PackedTiles],
+        rows: QuantizedRows,
+        lead: int,
+        tail: int,
+        paired: bool = False,
+        slabs: tuple[tuple[int, int], ...] = (),
     ) -> Slab:
-        """A slab in packed tiles. `lead`, `tail`: columns of the rows that are not among those of the activations."""
+        """A matrix in packed tiles. `lead`, `tail`: columns of the rows that are not among those of the activations.
+
+        slabs: rows of each; (): one slab.
+        """
         num_rows, num_cols = len(rows.codes), found.num_cols(rows)
-        packed = found.pack(rows, [num_rows], paired)
+        slabs = slabs or ((0, num_rows),)
+        packed = found.pack(rows, [end - begin for begin, end in slabs], paired)
         weight = Weight(
             self.name("w"),
             rank,
@@ -137,7 +148,7 @@ class Board:
             num_cols - lead - tail,
             WeightKind.DATA,
             data=packed,
-            tiling=Tiling(((0, num_rows),), paired),
+            tiling=Tiling(slabs, paired),
             format=found,
             lead=lead,
             tail=tail,

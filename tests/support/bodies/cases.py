@@ -23,8 +23,9 @@ from distmk.tasks.packed_linear import GPU_FORMATS
 
 Case = Callable[[], None]
 
-PACKED_KINDS = tuple(
-    f"packed_linear {what}" for what in ("STORE", "ADD", "PUSH", "ARGMAX", "polls", *(each.name for each in GATED))
+PACKED_KINDS = (
+    *(f"packed_linear {what}" for what in ("STORE", "ADD", "PUSH", "ARGMAX", "polls", *(each.name for each in GATED))),
+    *(f"packed linear_jobs {what}" for what in ("STORE", "PARTS", "LOGITS", *(each.name for each in GATED))),
 )
 KINDS = (
     *PACKED_KINDS,
@@ -150,6 +151,13 @@ def add_packed(board: Board, sizes: Sizes) -> None:
     """Products of packed weights, and the other bodies that share the pipeline with them."""
     others = [*_linear(board, sizes._replace(k=sizes.k[1::3])), *_attention(board, sizes)]
     _add(board, sizes, [*_packed_linear(board, sizes), *others])
+
+
+def add_packed_jobs(board: Board, sizes: Sizes) -> None:
+    """Products of packed weights in jobs, beside the bodies that write their activations."""
+    cases = linear_jobs.packed_cases(board, sizes.linear_error, GPU_FORMATS)
+    others = [*linear_jobs.cases(board, sizes.linear_error, sizes.job_k[:2]), *_residual_rows(board, sizes)]
+    _add(board, sizes, [*cases, *others])
 
 
 def add_jobs(board: Board, sizes: Sizes) -> None:

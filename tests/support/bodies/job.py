@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from support import jobs
 from support.bodies.board import Board, Result
-from support.bodies.cases import CUDA, EMULATED, HOST, add_all, add_jobs, add_packed
+from support.bodies.cases import CUDA, EMULATED, HOST, add_all, add_jobs, add_packed, add_packed_jobs
 
 import distmk
 from distmk import env
@@ -33,7 +33,8 @@ def main() -> None:
         own: list[Result] = []
         # Ranks that no pointer reaches run no job iterations.
         plain = [add_all] if env.virtual_node_size() else [add_all, add_jobs]
-        for add in [add_packed] if part == "packed" else plain:
+        packed = [add_packed] if env.virtual_node_size() else [add_packed, add_packed_jobs]
+        for add in packed if part == "packed" else plain:
             board = Board(np.random.default_rng(seed), bootstrap.world_size, NUM_WORKERS[backend], backend != "host")
             add(board, SIZES[backend])
             proved = bootstrap.rank > 0  # rank 0 proves the program for all: they agree that it is the same
