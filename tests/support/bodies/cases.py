@@ -182,7 +182,7 @@ def _choices(arguments: Iterable[object]) -> Iterator[Epilogue | bool]:
     for each in arguments:
         if isinstance(each, (Epilogue, bool)):
             yield each
-        elif isinstance(each, tuple):
+        elif isinstance(each, (tuple, list)):
             yield from (product.epilogue for product in each if isinstance(product, linear_jobs.Product))
 
 
