@@ -117,7 +117,7 @@ EMULATED = CUDA._replace(
     max_len=300,
     max_len_batch_1=1200,
     many_pages=450,
-    share=0.5,
+    share=0.3,
 )
 
 # Query heads that do not begin or end with a KV head's group, one query head a KV head, one KV head for all.
@@ -177,13 +177,13 @@ def _add(board: Board, sizes: Sizes, cases: list[Case]) -> None:
         seen.add(kind)
 
 
-def _choices(arguments: Iterable[object]) -> Iterator[Epilogue | bool]:
-    """The epilogues and the choices of yes or no among the arguments of a case."""
+def _choices(arguments: Iterable[object]) -> Iterator[Epilogue | bool | str]:
+    """The epilogues, kinds of products and choices of yes or no among the arguments of a case."""
     for each in arguments:
         if isinstance(each, (Epilogue, bool)):
             yield each
         elif isinstance(each, (tuple, list)):
-            yield from (product.epilogue for product in each if isinstance(product, linear_jobs.Product))
+            yield from (product.kind for product in each if isinstance(product, linear_jobs.Product))
 
 
 def _on_one(board: Board, case: Callable[..., None], *arguments: object) -> Case:
