@@ -9,7 +9,7 @@ from distmk.engine.absent_sampling import NO_BEAMS, NO_GRAMMAR, SAMPLING
 
 _SWITCH = Absent(None, is_switch=True)
 _NO_ADAPTERS = "merge the adapter into the model first (PEFT: merge_and_unload, then save_pretrained)"
-_NO_TOOLS = 'tools are not called; describe them in the prompt, or send tool_choice "none"'
+_NO_TOOLS = "/v1/chat/completions has tools and tool_choice"
 _NO_POOLING = "a causal language model that generates text is what is served"
 _NO_SPECULATION = "there is no speculative decoding"
 _RANKS_ONLY = "a model is divided by tensor parallelism alone (tensor_parallel_size)"
@@ -21,7 +21,6 @@ GENERATE: Mapping[str, Absent] = {
     "guided_options_request": Absent(([],), NO_GRAMMAR),
     "priority": Absent((0, []), "requests are served in the order in which they come"),
     "prompt_token_ids": Absent((), 'give token ids as prompts, or as {"prompt_token_ids": ids}'),
-    "tools": Absent(([],), 'a template gets tools by chat_template_kwargs={"tools": [...]}'),
     "chat_template_content_format": TUNES,
     "tokenization_kwargs": Absent(({},)),
     "mm_processor_kwargs": Absent(({},), _NO_IMAGES),
@@ -132,9 +131,9 @@ ENGINE: Mapping[str, Absent] = {
     "disable_sliding_window": Absent((False,), "layers have the windows of config.json"),
     "enable_sleep_mode": Absent((False,), "close() frees the memory"),
     "enable_prompt_embeds": Absent((False,), "prompts are text or token ids"),
-    "reasoning_parser": Absent(("",), "an answer's text is given as the model writes it"),
-    "enable_auto_tool_choice": Absent((False,), _NO_TOOLS),
-    "tool_call_parser": Absent(("",), _NO_TOOLS),
+    "reasoning_parser": Absent(("",), "outputs have the text as the model writes it; `distmk serve` divides it"),
+    "enable_auto_tool_choice": _SWITCH,  # a server finds the calls of every request with tools
+    "tool_call_parser": Absent(("",), "outputs have the text as the model writes it; `distmk serve` finds calls in it"),
     "additional_config": Absent(({},)),
     "device": Absent(("auto",), "backend is auto, cuda or host"),
     "otlp_traces_endpoint": Absent((), "trace_iterations records what ran"),

@@ -88,6 +88,12 @@ class AsyncLLM:
         """Fields of `SamplingParams` that a request without them has, by name."""
         return self._llm.inputs.sampling_defaults
 
+    @property
+    def chat_template(self) -> str:
+        """The text of the model's chat templates; "" if it has none. ModelError: its files are damaged."""
+        chat = self._llm.inputs.chat
+        return "" if chat is None else chat.template_text
+
     async def generate(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[TokenOutput, None]:
         """The tokens of a prompt as they come; `index` tells the completions of `params.n` apart.
 
@@ -222,7 +228,7 @@ def _size(prompt: object) -> int:
     if isinstance(prompt, str | list):
         return len(prompt)
     if isinstance(prompt, ChatPrompt) and isinstance(prompt.messages, list):
-        return sum(map(_message_size, prompt.messages))
+        return sum(map(_message_size, prompt.messages)) + (LONG_CHARS if prompt.tools else 0)
     return 0 if isinstance(prompt, int) else LONG_CHARS
 
 

@@ -51,7 +51,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if unknown:
         close = suggestion(unknown[0].partition("=")[0], command.options)
         command.error(f"unrecognized arguments: {' '.join(unknown)}{close}")
-    if getattr(arguments, "model", "") is None:
+    if getattr(arguments, "model", "") is None and getattr(arguments, "needs_model", True):
         command.error("no model is given; options that take several values, such as --prompt, come after it")
     return arguments
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distmk import env
 from distmk.api.llm import LLM
+from distmk.api.output_parsers import AUTO, NONE, REASONING, TOOLS
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
 from distmk.cli.serve_access import access_of, add_access_options
 from distmk.cli.together import launcher_rank, refusing_together
@@ -42,6 +43,17 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="take chat templates of requests (chat_template) instead of the model's",
     )
+    for name, what, families in (
+        ("--reasoning-parser", "the reasoning of answers is found", REASONING),
+        ("--tool-call-parser", "tool calls in answers are found", TOOLS),
+    ):
+        parser.add_argument(
+            name,
+            choices=(AUTO, NONE, *families),
+            default=AUTO,
+            metavar="NAME",
+            help=f"how {what}: {', '.join(families)}, none, or auto (the default: from the model's chat template)",
+        )
     parser.add_argument(
         "--served-model-name",
         nargs="+",
@@ -127,6 +139,8 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         served_model_name=names[0],
         other_model_names=tuple(names[1:]),
         trust_request_chat_template=arguments.trust_request_chat_template,
+        reasoning_parser=arguments.reasoning_parser,
+        tool_call_parser=arguments.tool_call_parser,
         max_queue=arguments.max_queue,
         drain_s=arguments.drain,
         write_timeout_s=arguments.write_timeout,

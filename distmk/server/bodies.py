@@ -176,7 +176,7 @@ class CompletionBody(GenerationBody):
 
 
 Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-"""Messages of a chat, which the engine checks and its chat template reads."""
+"""Messages of a chat, or tools, which the engine checks and its chat template reads."""
 
 
 class _RenderingBody(Body):
@@ -186,6 +186,7 @@ class _RenderingBody(Body):
     continue_final_message: Flag = False
     chat_template: str | None = None  # only if the server trusts its clients' templates
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Messages | None = None
 
     @property
     def chat_options(self) -> ChatOptions:
@@ -194,6 +195,7 @@ class _RenderingBody(Body):
             "continue_final_message": self.continue_final_message,
             "chat_template": self.chat_template,
             "chat_template_kwargs": self.chat_template_kwargs,
+            "tools": self.tools or None,
         }
 
 
@@ -204,6 +206,9 @@ class ChatCompletionBody(GenerationBody, _RenderingBody):
     max_completion_tokens: Strict | None = None
     logprobs: Flag = False
     top_logprobs: Strict | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: Flag = True
+    include_reasoning: Flag = True  # vLLM's
 
     @property
     def prompts(self) -> list[ChatPrompt]:

@@ -11,11 +11,14 @@ from starlette.responses import Response
 
 from distmk import SamplingParams, TokenOutput
 from distmk.server.bodies import ChatCompletionBody, bounded_route
+from distmk.server.chat_message import ChatMessage
 from distmk.server.errors import ApiError
 from distmk.server.generation import Choice, Endpoint, Generation, collect, respond
 from distmk.server.openai_logprobs import chat_logprobs, prompt_logprobs
 from distmk.server.state import ServerState
+from distmk.server.tools import check_tools
 
+_PROMPT_END_TOKENS = 16  # more than the tags at the end of a prompt have
 ENDPOINT = Endpoint("chat.completion", "chat.completion.chunk", "chatcmpl")
 
 
@@ -26,6 +29,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=None)
     async def create(body: ChatCompletionBody, http: HttpRequest) -> Response:
         check_template(state, body.chat_template)
+        check_tools(state, body)
 
         async def make_answer(running: Generation) -> _Answer:
             return _Answer(state, body, running)
@@ -51,7 +55,11 @@ def _params(state: ServerState, body: ChatCompletionBody) -> SamplingParams:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     defaults = {"max_tokens": None, **state.llm.sampling_defaults}
-    return body.sampling_params(defaults, max_tokens=asked, logprobs=num_top, prompt_logprobs=body.prompt_logprobs)
+    fields: dict[str, Any] = {"max_tokens": asked, "logprobs": num_top, "prompt_logprobs": body.prompt_logprobs}
+    tools = state.parsers.tools if body.tools else None
+    if tools is not None and tools.shows_special_tokens:
+        fields["skip_special_tokens"] = False
+    return body.sampling_params(defaults, **fields)
 
 
 class _Answer:
@@ -61,31 +69,51 @@ class _Answer:
         self._state = state
         self._body = body
         self._running = running
-        self._begun: set[int] = set()  # choices of which a piece was sent
+        self._messages = [self._message(index) for index in range(running.num_choices)]
+        if state.parsers.reasoning is not None:
+            running.num_reasoning_tokens = lambda: sum(each.num_reasoning_tokens for each in self._messages)
+
+    def _message(self, index: int) -> ChatMessage:
+        """The message of a choice, before its first token."""
+        body, parsers, tokenizer = self._body, self._state.parsers, self._state.llm.tokenizer
+        prompt_end = ""
+        if parsers.reasoning is not None and tokenizer is not None:
+            ids = self._running.prompts[index // self._running.params.n][-_PROMPT_END_TOKENS:]
+            prompt_end = tokenizer.decode(ids, skip_special=False)
+        parser = parsers.make(prompt_end, body.tools or None, body.parallel_tool_calls)
+        return ChatMessage(parser, parsers.reasoning is not None, body.include_reasoning)
 
     async def whole(self) -> Response:
-        choices = [self._whole(choice) for choice in await collect(self._running)]
+        choices = await collect(self._running, lambda output: self._messages[output.index].add(output))
         answer = ENDPOINT.head(self._state.config.served_model_name, self._running.record.id)
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(self._running.prompt_logprobs(0))
-        return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})
+        made = [self._whole(choice) for choice in choices]
+        return JSONResponse({**answer, "choices": made, "usage": self._running.usage()})
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
-        made = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice), **choice.ending}
+        message = self._messages[choice.index].whole()
+        made = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice), **self._ending(choice)}
         return made | self._ids(choice)
 
-    def piece(self, output: TokenOutput) -> dict[str, Any] | None:
+    def pieces(self, output: TokenOutput) -> list[dict[str, Any]]:
         choice = Choice.of(output)
+        deltas = self._messages[output.index].add(output)
         logprobs, ids = self._logprobs(choice), self._ids(choice)
-        begins = output.index not in self._begun
-        if not (begins or output.text or output.finish_reason or ids or logprobs):
-            return None
-        self._begun.add(output.index)
-        delta: dict[str, Any] = {"role": "assistant"} if begins else {}
-        if begins or output.text:
-            delta["content"] = output.text
-        return {"index": output.index, "delta": delta, "logprobs": logprobs, **choice.ending} | ids
+        # As by OpenAI, the end of a message of calls is an event of its own.
+        if (logprobs or ids or output.finish_reason) and (not deltas or "tool_calls" in deltas[-1]):
+            deltas.append({})
+        shown: list[dict[str, Any]] = [
+            {"index": output.index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
+            for delta in deltas
+        ]
+        if shown:
+            shown[-1] |= {"logprobs": logprobs, **self._ending(choice), **ids}
+        return shown
+
+    def _ending(self, choice: Choice) -> dict[str, Any]:
+        reason = self._messages[choice.index].finish_reason(choice.finish_reason)
+        return {**choice.ending, "finish_reason": reason}
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
         if not self._body.logprobs:

@@ -97,13 +97,13 @@ class _Answer:
             made["prompt_logprobs"] = prompt_logprobs(self._running.prompt_logprobs(choice.index))
         return made
 
-    def piece(self, output: TokenOutput) -> dict[str, Any] | None:
+    def pieces(self, output: TokenOutput) -> list[dict[str, Any]]:
         begins = output.index not in self._begun
         self._begun.add(output.index)
         asked = self._body.return_token_ids or self._body.logprobs is not None
         if not (begins or output.text or output.finish_reason or asked):
-            return None
-        return self._choice(Choice.of(output), begins)
+            return []
+        return [self._choice(Choice.of(output), begins)]
 
     def _choice(self, choice: Choice, begins: bool) -> dict[str, Any]:
         """A choice, or what new tokens add to it; where it `begins`, the prompt is in front if it is to be echoed."""

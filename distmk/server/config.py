@@ -19,6 +19,8 @@ class ServerConfig:
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
     trust_request_chat_template: bool = False  # templates of requests are rendered, instead of the model's
+    reasoning_parser: str = "auto"  # or a name, or none
+    tool_call_parser: str = "auto"
     max_queue: int = 256  # sequences that may wait; more are refused with status 429
     max_body_bytes: int = 0  # 0: what fits the model's context
     max_bodies_bytes: int = 256 << 20  # of all requests together

@@ -20,7 +20,7 @@ from distmk.api.absent_arguments import REQUEST
 from distmk.errors import DistmkError, UsageError, one_line, shown
 
 ERROR_KEY = "distmk.error"  # in the ASGI scope of a request: the message of the error that it met
-_CHAT_NAMES = ("chat_template", "chat_template_kwargs", "continue_final_message")
+_CHAT_NAMES = ("chat_template", "chat_template_kwargs", "continue_final_message", "tools")
 _PARAMETERS = {*(field.name for field in fields(SamplingParams)), *_CHAT_NAMES}
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 

@@ -85,8 +85,8 @@ class Answer(Protocol):
 
     async def whole(self) -> Response: ...
 
-    def piece(self, output: TokenOutput) -> dict[str, Any] | None:
-        """The choice of an event; None: there is nothing to show of `output`."""
+    def pieces(self, output: TokenOutput) -> list[dict[str, Any]]:
+        """The choices of the events that show `output`."""
         ...
 
 
@@ -107,7 +107,7 @@ async def respond(
         if not body.stream:
             return await whole_answer(http, answer.whole())
         beginning = endpoint.head(state.config.served_model_name, running.record.id, is_piece=True)
-        return EventStream(_events(running, beginning, answer.piece, body.options), stack.pop_all())
+        return EventStream(_events(running, beginning, answer.pieces, body.options), stack.pop_all())
 
 
 class Generation:
@@ -133,6 +133,7 @@ class Generation:
         self._only_prompt = only_prompt
         now_s = time.perf_counter()
         self._times = [RequestTimes(now_s) for _ in range(self.num_choices)]
+        self.num_reasoning_tokens: Callable[[], int] | None = None  # if they can be told apart
         self._reasons: dict[int, str] = {}  # of the completions that have ended
 
     @property
@@ -145,11 +146,14 @@ class Generation:
         """
         return self._stream.prompt_logprobs(choice)
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Token counts so far, in OpenAI's form."""
         prompt = sum(map(len, self.prompts))
         new = 0 if self._only_prompt else sum(times.num_tokens for times in self._times)
-        return {"prompt_tokens": prompt, "total_tokens": prompt + new, "completion_tokens": new}
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + new, "completion_tokens": new}
+        if self.num_reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens()}
+        return usage
 
     async def outputs(self) -> AsyncIterator[list[TokenOutput]]:
         """Tokens as they come, all that came at once in one list. DistmkError: the engine has ended."""
@@ -220,30 +224,32 @@ def _check_stream(body: GenerationBody) -> None:
         raise ApiError(400, "prompt_logprobs does not go with stream: true", "prompt_logprobs")
 
 
-async def collect(running: Generation) -> list[Choice]:
-    """All choices, whole. DistmkError: the engine has ended."""
+async def collect(running: Generation, each: Callable[[TokenOutput], object] | None = None) -> list[Choice]:
+    """All choices, whole; `each`, if given, is called with every token. DistmkError: the engine has ended."""
     choices = [Choice(index) for index in range(running.num_choices)]
     async for outputs in running.outputs():
         for output in outputs:
             choices[output.index].add(output)
+            if each is not None:
+                each(output)
     return choices
 
 
 async def _events(
     running: Generation,
     beginning: dict[str, Any],
-    piece: Callable[[TokenOutput], dict[str, Any] | None],
+    pieces: Callable[[TokenOutput], list[dict[str, Any]]],
     options: StreamOptions,
 ) -> AsyncIterator[str]:
-    """The events of a stream: one for each token that `piece` shows anything of, as a choice, then the usage."""
+    """The events of a stream: those of each token that is shown, with a choice each, then the usage."""
 
-    def one(choices: list[dict[str, Any]], usage: dict[str, int] | None) -> str:
+    def one(choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> str:
         more = {"usage": usage} if options.include_usage or options.continuous_usage_stats else {}
         return event({**beginning, "choices": choices, **more})
 
     async for outputs in running.outputs():
         usage = running.usage() if options.continuous_usage_stats else None
-        shown = [choice for output in outputs if (choice := piece(output)) is not None]
+        shown = [choice for output in outputs for choice in pieces(output)]
         if shown:
             yield "".join(one([choice], usage) for choice in shown)
     if options.include_usage:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator
 
 from distmk.api.async_llm import AsyncLLM
+from distmk.api.output_parsers import OutputParsers, choose_parsers
 from distmk.errors import DistmkError
 from distmk.server.config import ServerConfig
 from distmk.server.errors import ApiError
@@ -24,6 +26,11 @@ class ServerState:
         self.draining = False
         self.engine_error: DistmkError | None = None
         self.num_sequences = 0
+
+    @functools.cached_property
+    def parsers(self) -> OutputParsers:
+        """What takes answers of chats apart. Reads the model's chat template at its first use."""
+        return choose_parsers(self.llm.chat_template, self.config.reasoning_parser, self.config.tool_call_parser)
 
     def engine_failed(self, error: DistmkError) -> None:
         """Note the error that ended the engine."""

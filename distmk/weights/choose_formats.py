@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -91,11 +92,21 @@ def _check_can_quantize(checkpoint: Checkpoint, quantization: str) -> None:
         )
 
 
-def describe_formats(config: ModelConfig) -> str | None:
-    """One line: the formats of the model's matrices, and the memory that these take together on all ranks.
+class FormatBytes(NamedTuple):
+    """The matrices of a format, and the bytes that they take together on all ranks."""
 
-    None: all are bf16.
-    """
+    format: str
+    names: list[str]
+    num_bytes: int
+
+    @property
+    def listed(self) -> str:
+        """The matrices' names if they are few, else their number."""
+        return ", ".join(self.names) if len(self.names) <= MOST_NAMED else f"{len(self.names)} matrices"
+
+
+def bytes_by_format(config: ModelConfig) -> list[FormatBytes]:
+    """The formats of the model's matrices in alphabetical order."""
     shapes = expected_tensors(config)
     num_bytes: dict[str, int] = defaultdict(int)
     names: dict[str, list[str]] = defaultdict(list)
@@ -105,11 +116,13 @@ def describe_formats(config: ModelConfig) -> str | None:
             math.prod(rows), cols, tiled=False
         )
         names[kind].append(name)
-    if set(names) == {Bf16.name}:
+    return [FormatBytes(kind, names[kind], num_bytes[kind]) for kind in sorted(names)]
+
+
+def describe_formats(config: ModelConfig) -> str | None:
+    """One line: the formats of the model's matrices, and the memory that these take. None: all are bf16."""
+    formats = bytes_by_format(config)
+    if [each.format for each in formats] == [Bf16.name]:
         return None
-    parts = (f"{kind} {_listed(names[kind])} {num_bytes[kind] / 1e6:.0f} MB" for kind in sorted(names))
+    parts = (f"{each.format} {each.listed} {each.num_bytes / 1e6:.0f} MB" for each in formats)
     return f"weights stay packed: {'; '.join(parts)}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} matrices"

@@ -34,13 +34,16 @@ def test_chat(tmp_path: Path, tiny_model: Path) -> None:
             assert [token.token_id for token in streamed if token.index == index] == answer.outputs[0].token_ids
         own = llm.chat(user("Hi"), PARAMS, chat_template="{{ x }}", chat_template_kwargs={"x": "abc"})
         assert own[0].prompt == "abc" and own[0].prompt_token_ids == llm.render_chat(user("Hi"), chat_template="abc")
+        tool = {"type": "function", "function": {"name": "f"}}
+        (called,) = llm.chat(user("Hi"), PARAMS, chat_template="{{ tools | tojson }}", tools=[tool])
+        assert called.prompt == '[{"type": "function", "function": {"name": "f"}}]'
         for call, complaint in (
             (lambda: llm.chat([*user("Hi"), {"role": "robot"}]), "message 1 has the role 'robot'"),
             (lambda: llm.chat([user("Hi"), [{"role": "robot"}]]), "message 0 has the role 'robot'"),
             (lambda: llm.chat("Hi"), "the messages are 'Hi'; expected a list of messages"),  # type: ignore[arg-type]
             (lambda: llm.chat(user("x" * 400)), "leaves no room in a context of 400"),
             (lambda: llm.chat(user("Hi"), chat_template=""), "a prompt has no tokens"),
-            (lambda: llm.chat(user("Hi"), tools=[{}]), "tools"),  # type: ignore[call-arg]
+            (lambda: llm.chat(user("Hi"), tools=[{}]), "tools has {} as tools"),
         ):
             with pytest.raises(UsageError, match=complaint):
                 call()

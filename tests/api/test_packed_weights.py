@@ -26,6 +26,7 @@ from distmk.formats import find_format
 LENGTHS = (1, 2, 5, 9, 16, 17, 30, 41)
 """Prompts of slab iterations, whose weights are decoded to float32, and of job iterations, which round them to bf16."""
 ALLOWED = 1.1
+ALLOWED_OF_OTHERS = 1.25  # where the weights in bf16 are others, whose rounding errors vary on their own
 
 
 def logits_of(path: Path, prompts: list[list[int]], num_ranks: int = 1, **options: Any) -> torch.Tensor:
@@ -57,6 +58,7 @@ def check_logits(model: PreTrainedModel, path: Path, num_ranks: int, **options: 
     assert packed <= ALLOWED * plain, f"{num_ranks} ranks: off by {packed:.3g}; {plain:.3g} with matrices in bf16"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("kind", "num_ranks"),
     [
@@ -87,6 +89,7 @@ OTHERS = {"q_proj": QuantType.Q5_K, "k_proj": QuantType.IQ4_NL, "o_proj": QuantT
 OTHERS |= {"up_proj": QuantType.Q5_0, "down": QuantType.Q4_1}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("family", "kinds", "num_ranks", "tied"),
     [
@@ -114,13 +117,13 @@ def test_on_the_fly(name: str, num_ranks: int, tmp_path: Path) -> None:
     tiny.save(model, tmp_path)
     quantized = rounded_model(find_format(name), model)
     rng = np.random.default_rng()
-    prompts = [[int(token) for token in rng.integers(0, 203, length)] for length in LENGTHS]
+    prompts = [[int(token) for token in rng.integers(0, 203, length)] for length in 4 * LENGTHS]
     want, unrounded = (
         torch.stack([Reference(each).exact(ids, 1)[-1] for ids in prompts]) for each in (quantized, model)
     )
     got = logits_of(tmp_path, prompts, num_ranks, quantization=name)
     plain = relative_error(logits_of(tmp_path, prompts), unrounded)
-    assert relative_error(got, want) <= ALLOWED * plain
+    assert relative_error(got, want) <= ALLOWED_OF_OTHERS * plain
     assert relative_error(unrounded, want) > 2 * ALLOWED * plain, "the format changes nothing"
 
 

@@ -71,6 +71,18 @@ def test_a_prompt_too_many_takes_the_model(tmp_path: Path, capsys: pytest.Captur
     assert "no model is given; options that take several values" in capsys.readouterr().err
 
 
+def test_parsers_of_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Named as in vLLM, whose switch for tools changes nothing."""
+    got = build_parser().parse_args(["serve", "m"])
+    assert (got.reasoning_parser, got.tool_call_parser) == ("auto", "auto")
+    options = ("--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder", "--reasoning-parser", "none")
+    got = build_parser().parse_args(["serve", "m", *options])
+    assert (got.reasoning_parser, got.tool_call_parser) == ("none", "qwen3_coder")
+    assert main(["serve", "m", "--reasoning-parser", "thoughts"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--reasoning-parser" in line and "deepseek_r1" in line
+
+
 def test_a_second_name() -> None:
     """Requests may use any of the names, answers have the first, and all are listed."""
     got = build_parser().parse_args(["serve", "m", "--served-model-name", "a", "b"])

@@ -127,6 +127,7 @@ def test_task_of_the_page(runner: Runner) -> None:
     """The two files under "A task type of your own", as they stand there."""
     for name, language in (("axpy.py", "python"), ("axpy.cpp", "cpp")):
         (runner.folder / name).write_text(program_of("A task type of your own", language))
+    runner.timeout_s = 280  # it compiles the runtime
     finished = runner.run([sys.executable, "axpy.py"], like_the_demo(runner))
     assert finished.stdout == "10.0\n", finished.stderr
 

@@ -31,7 +31,7 @@ NEUTRAL: list[dict[str, Any]] = [
 ]
 REFUSED: list[tuple[str, Any, str]] = [
     ("tools", TOOLS, "tool_choice"),
-    ("tool_choice", {"type": "function", "function": {"name": "f"}}, "tools are not called"),
+    ("tool_choice", {"type": "function", "function": {"name": "f"}}, "tools"),
     ("bad_words", ["a"], "logit_bias"),
     ("length_penalty", 2.0, "n completions"),
     ("response_format", {"type": "json_object"}, "grammar"),

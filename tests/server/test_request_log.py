@@ -108,7 +108,7 @@ def test_a_bug(server: Served, lines: pytest.LogCaptureFixture, monkeypatch: pyt
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(completions_endpoint._Answer, "piece" if stream else "whole", broken)
+    monkeypatch.setattr(completions_endpoint._Answer, "pieces" if stream else "whole", broken)
     try:
         headers = {"x-request-id": f"bug-{stream}"}
         answer = server.http.post("/v1/completions", json={**ASK, "stream": stream}, headers=headers)

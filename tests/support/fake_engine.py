@@ -22,6 +22,7 @@ from distmk.engine.stats import EngineStats
 from distmk.engine.token_output import Logprob, TokenOutput
 from distmk.errors import DistmkError, UsageError
 from distmk.text.chat.messages import ChatOptions, ChatPrompt
+from distmk.text.chat.tools import read_tools
 from distmk.text.token_speller import TokenSpeller
 from distmk.text.tokenizer import BYTE_LEVEL, EncodedPrompt, Tokenizer
 
@@ -88,6 +89,10 @@ class FakeChat:
 
     engine: FakeEngine
 
+    @property
+    def template_text(self) -> str:
+        return self.engine.template
+
     def render(self, prompt: ChatPrompt) -> EncodedPrompt:
         options = {name: getattr(prompt, name) for name in ChatOptions.__annotations__}
         return EncodedPrompt(self.engine.render_chat(prompt.messages, **options))
@@ -103,6 +108,8 @@ class FakeEngine:
         self.max_num_seqs = max_num_seqs
         self.sampling_defaults: dict[str, Any] = {"temperature": 1.0}
         self.tick_s = tick_s
+        self.template = ""  # what parsers are chosen by
+        self.prompt_end = ""  # behind "assistant:"
         self.says: str | None = None  # what every answer is, instead of random words
         self.num_submitted = 0
         self.num_cancelled = 0
@@ -185,7 +192,10 @@ class FakeEngine:
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         if unknown := set(options.get("chat_template_kwargs") or {}) - {"enable_thinking"}:
             raise UsageError(f"chat_template_kwargs has {sorted(unknown)[0]!r}, which the template does not know")
-        said = [_content(message, f"message {index}") for index, message in enumerate(messages)]
+        said = [
+            "" if message.get("tool_calls") and not message.get("content") else _content(message, f"message {index}")
+            for index, message in enumerate(messages)
+        ]
         if not said:
             raise UsageError("the conversation has no messages; give at least one")
         if said[-1] == "refuse me":
@@ -194,7 +204,8 @@ class FakeEngine:
         if options.get("continue_final_message"):
             text = text.removesuffix("\n")
         generates = options.get("add_generation_prompt", True)
-        text = (options.get("chat_template") or "") + text + ("assistant:" if generates else "")
+        text = (options.get("chat_template") or "") + text + (f"assistant:{self.prompt_end}" if generates else "")
+        text = "".join(f"tool: {tool['function']['name']}\n" for tool in read_tools(options.get("tools") or [])) + text
         return self.tokenizer.encode(text, max_tokens=self.max_model_len)
 
     def fail(self, error: DistmkError) -> None:
@@ -275,7 +286,7 @@ class FakeEngine:
 def _content(message: Mapping[str, Any], what: str) -> str:
     """The text of a message. UsageError: it is none, as an `LLM` says."""
     content = message.get("content")
-    if message.get("role") not in ("system", "developer", "user", "assistant"):
+    if message.get("role") not in ("system", "developer", "user", "assistant", "tool"):
         raise UsageError(f"{what} has the role {message.get('role')!r}")
     if isinstance(content, str):
         return content
@@ -287,7 +298,7 @@ def _content(message: Mapping[str, Any], what: str) -> str:
     return "\n".join(part["text"] for part in content)
 
 
-def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
     """Wait for a condition. AssertionError: it does not come."""
     deadline = time.monotonic() + limit_s
     while not condition():

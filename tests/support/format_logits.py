@@ -48,6 +48,7 @@ def check_logits(
     (folder / "job.py").write_text(JOB)
     arguments = [str(folder), str(num_ranks), weight_format.name, json.dumps(prompts), str(folder / "logits.npy")]
     env = {"PYTHONPATH": f"{folder}:{package}", "DISTMK_ROW_BUCKETS": row_buckets}
+    runner.timeout_s = 280  # it compiles the runtime
     done = runner.run([sys.executable, str(folder / "job.py"), *arguments], env)
     assert done.status == 0, done.stderr
     got = torch.from_numpy(np.load(folder / "logits.npy")).double()

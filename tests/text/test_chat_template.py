@@ -65,6 +65,35 @@ def test_same_as_transformers(tmp_path: Path, rng: np.random.Generator) -> None:
     assert min(num_rendered.values()) > 10, num_rendered
 
 
+def test_tools(tmp_path: Path) -> None:
+    """A round of calls is rendered as by transformers, which takes arguments as objects; `strict` is not for the model."""
+    folder = write_tokenizer(tmp_path / "model", TEMPLATES["qwen3"])
+    hf, mine = AutoTokenizer.from_pretrained(folder), renderer_of(folder)
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"é": {"type": "string"}}}}
+    tools = [{"type": "function", "function": function}]
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {"é": "a"}}}
+    sent = {**call, "function": {"name": "f", "arguments": '{"é": "a"}'}}
+    answer = {"role": "tool", "tool_call_id": "call_1", "content": "b"}
+    want = hf.apply_chat_template(
+        [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}, answer],
+        tools=tools,
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    given = [*USER, {"role": "assistant", "content": None, "tool_calls": [sent]}, answer]
+    strict = [{"type": "function", "function": {**function, "strict": False}}]
+    for offered in (tools, strict, tuple(tools)):
+        assert mine.render_text(ChatPrompt(given, tools=offered)) == want
+    assert "<tools>" in want and "<tools>" not in mine.render_text(ChatPrompt(given, tools=[]))
+    for wrong, complaint in (
+        ("f", "tools is 'f'; expected a list"),
+        ([3], r"tools has 3 as tools\[0\]"),
+        ([{"type": "function", "function": {}}], r"tools has None as the name of tools\[0\]"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            mine.render_text(ChatPrompt(USER, tools=wrong))  # type: ignore[arg-type]
+
+
 def test_one_bos(tmp_path: Path) -> None:
     """The tokenizer adds BOS to other prompts; a template that writes one gets no second, and one that writes none gets none."""
     mine = renderer_of(write_tokenizer(tmp_path / "model", "{{ bos_token }}" + CHATML))
@@ -119,6 +148,9 @@ def test_files_of_a_folder(tmp_path: Path) -> None:
         "own",
     ]
     assert renderer_of(folder).render_text(ChatPrompt(USER, chat_template_kwargs={"tools": [{}]})) == "t"
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert renderer_of(folder).render_text(ChatPrompt(USER, tools=[tool])) == "t"
+    assert renderer_of(folder).template_text == "d\nt"
     (folder / "chat_template.jinja").write_text("file")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "other.jinja").write_text("o")

@@ -21,6 +21,7 @@ from distmk.backends.defaults import backend_choices
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.models import build_model
 from distmk.program.program import Program, compile_graph
+from distmk.tasks import TASK_TYPES
 from distmk.weights import open_checkpoint
 
 pytestmark = pytest.mark.timeout(120)
@@ -31,6 +32,7 @@ NUM_ITERATIONS = 9  # the prompts fit into the first, which ends with the first 
 Event = dict[str, Any]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.whole
 @pytest.mark.parametrize("threads", [False, True], ids=["riding", "threads"])
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def assert_complete(events: list[Event], program: Program, iterations: range) ->
 
 def assert_in_order(events: list[Event], program: Program) -> None:
     """Fail if a task starts before its producers signaled: at the end of their bodies, or, where bodies signal themselves, after
-    their start.
+    their start. Tasks that may idle are left out: with nothing to do they start before their waits are met.
     """
     by_task: dict[tuple[int, int, int], list[Event]] = collections.defaultdict(list)
     for event in events:
@@ -102,6 +104,8 @@ def assert_in_order(events: list[Event], program: Program) -> None:
     num_compared = 0
     for rank, part in enumerate(program.ranks):
         for desc in part.tasks:
+            if TASK_TYPES[desc.type].may_idle:
+                continue
             for wait in part.waits[desc.wait_begin : desc.wait_begin + desc.num_waits]:
                 for source, order, pushes in producers[rank, wait.event]:
                     for iteration in {key[2] for key in by_task}:

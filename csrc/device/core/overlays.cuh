@@ -41,7 +41,7 @@ enum Phase : uint32_t {
 constexpr uint32_t SLABS = GEMV | SLAB | HEAD | ARGMAX, LAYERS = PRODUCT | APPEND | BLOCK_JOB | ROW_JOBS | ROW_SUM;
 
 constexpr uint32_t PIPELINE_BYTES = STAGES_BYTES - ACCUMULATORS_BYTES;
-constexpr uint32_t PAGES_BYTES = 8192, SCHEDULE_BYTES = 20 * MAX_SEQUENCES + 48;
+constexpr uint32_t PAGES_BYTES = 8192, SCHEDULE_BYTES = 20 * MAX_SEQUENCES + 64;
 
 // Accumulators of packed weights, of each warp.
 #ifdef DISTMK_PACKED

@@ -20,12 +20,11 @@ struct Q6_KTiles {
                                  const Prepared<N_TILES>&, MTileAccumulators<N_TILES>& acc) {
     MTileAccumulators<N_TILES> products = {};
 #pragma unroll
-    for (uint32_t word = 0; word < 4; ++word) {  // of high bits, and of scales
-      const uint32_t upper_high = tile.word(false, 2, word), lower_high = tile.word(true, 2, word),
-                     upper_scales = tile.word_of_row(0, false, word), lower_scales = tile.word_of_row(0, true, word);
+    for (uint32_t word = 0; word < 4; ++word) {  // of high bits, and of scales, which each step loads anew
 #pragma unroll
       for (uint32_t step = 0; step < 4; ++step) {
         const uint32_t nibbles = 2 * word + step / 2, pair = step % 2 * 2;
+        const uint32_t upper_high = tile.word(false, 2, word), lower_high = tile.word(true, 2, word);
         const uint32_t upper = tile.word(false, nibbles / 4, nibbles % 4),
                        lower = tile.word(true, nibbles / 4, nibbles % 4);
         const uint32_t a[4] = {decode(upper, pair, upper_high, 2 * step), decode(lower, pair, lower_high, 2 * step),
@@ -33,7 +32,8 @@ struct Q6_KTiles {
                                decode(lower, pair + 1, lower_high, 2 * step + 1)};
         MTileAccumulators<N_TILES> sums = {};
         multiply_step<N_TILES>(a, x, 4 * word + step, sums);
-        add_scaled<N_TILES>(sums, scale(upper_scales, step), scale(lower_scales, step), products);
+        add_scaled<N_TILES>(sums, scale(tile.word_of_row(0, false, word), step),
+                            scale(tile.word_of_row(0, true, word), step), products);
       }
     }
     const uint32_t halves = tile.scales<uint32_t>(M_TILE * 2 * GROUPS);  // of row g, then of row g + 8

@@ -24,10 +24,7 @@ class AttentionJobs {
   DISTMK_FN void schedule(const Context& context) {
     sort_runs(context, context.batch(args_.batch)->num_job_runs);
     context.team.sync();
-    if (!schedule_.num_block_runs) {
-      if (threadIdx.x < 32 && args_.num_shares >= schedule_.num_workers) RowBalance(args_).share_row_jobs();
-      return;
-    }
+    if (!schedule_.num_block_runs) return balance();
     const uint32_t num_workers = schedule_.num_workers;
     // A job's time is taken as its number of queries plus a constant, 24 queries.
     uint32_t least = ~0u, job_queries = MOST_QUERIES;
@@ -38,6 +35,12 @@ class AttentionJobs {
       job_queries = queries;
     }
     if (threadIdx.x < 32) number_jobs(job_queries);
+  }
+
+  // The part of the schedule that depends on the window. All consumers call it.
+  DISTMK_FN void balance() {
+    const bool may_share = !schedule_.num_block_runs && args_.num_shares >= schedule_.num_workers;
+    if (may_share && threadIdx.x < 32) RowBalance(args_).share_row_jobs();
   }
 
   // Finds block job `index` and the largest number of queries that it takes. False: its KV head has fewer query heads
@@ -108,30 +111,14 @@ class AttentionJobs {
     schedule_.num_jobs = (num_runs - num_block_runs) * args_.num_kv;
     schedule_.set_source(context.iteration, args_);
   }
-  // Numbers the jobs of all runs. One warp does it; each lane has consecutive runs.
+  // Numbers the jobs of all runs. One warp does it.
   DISTMK_FN void number_jobs(uint32_t job_queries) const {
-    constexpr uint32_t PER_LANE = MAX_SEQUENCES / 32;
-    const uint32_t first = threadIdx.x * PER_LANE;
-    uint32_t count[PER_LANE], sum = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < PER_LANE; ++i)
-      sum += count[i] = first + i < schedule_.num_block_runs ? jobs_of(first + i, job_queries) : 0;
-    uint32_t end = sum;
-#pragma unroll
-    for (uint32_t step = 1; step < 32; step *= 2) {
-      const uint32_t before = __shfl_up_sync(~0u, end, step);
-      if (threadIdx.x >= step) end += before;
-    }
-    uint32_t next = end - sum;
-#pragma unroll
-    for (uint32_t i = 0; i < PER_LANE; ++i) {
-      schedule_.first_job[first + i] = next;
-      next += count[i];
-    }
-    if (threadIdx.x < 31) return;
+    const uint32_t num_jobs =
+        schedule_.number_runs(schedule_.num_block_runs, [&](uint32_t run) { return jobs_of(run, job_queries); });
+    if (threadIdx.x) return;
     schedule_.job_queries = job_queries;
-    schedule_.num_block_jobs = next;
-    schedule_.num_jobs += next;
+    schedule_.num_block_jobs = num_jobs;
+    schedule_.num_jobs += num_jobs;
   }
   DISTMK_FN uint32_t run_queries(uint32_t run) const {
     return static_cast<uint32_t>(schedule_.runs[run].num_rows) * most_heads_;
@@ -205,8 +192,13 @@ DISTMK_FN void plan_attention(const Context& context, const AttentionJobsArgs& a
   AttentionPlan& plan = attention_plan();
   copy_words(context.team, &plan.args, &args, 1);
   if (context.team.leader()) plan.worker = context.instance;
-  if (!attention_schedule().is_of(context.iteration, args)) AttentionJobs(args).schedule(context);
+  AttentionJobs jobs(args);
+  if (!attention_schedule().is_of(context.iteration, args))
+    jobs.schedule(context);
+  else if (attention_schedule().window != args.window)
+    jobs.balance();
   context.team.sync();
+  if (context.team.leader()) attention_schedule().window = args.window;  // all have read it
 }
 
 }  // namespace jobs

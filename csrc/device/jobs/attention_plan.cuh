@@ -27,9 +27,10 @@ struct RowPartials {
   uint32_t comes_last[2];            // whether all workers have left their partials of a shared job (row_shares.cuh)
 };
 
-// The part of the state that follows from the batch alone. It is the same in all layers of an iteration, so the first
-// attention task makes it for the others. No other phase overwrites it (core/overlays.cuh), except sampling, which
-// comes after the last layer. Shared::attention_schedule says whether it is there.
+// The part of the state that follows from the batch, and from the window. It is the same in all layers of an iteration
+// with the same window, so the first attention task makes it for the others. No other phase overwrites it
+// (core/overlays.cuh), except sampling, which comes after the last layer. Shared::attention_schedule says whether it is
+// there.
 struct AttentionSchedule {
   // The arguments from which the schedule is made, beside the iteration.
   struct Source {
@@ -44,12 +45,36 @@ struct AttentionSchedule {
   // The tiles of row jobs, of all runs and KV heads one after another, of which a worker takes this many. 0: a worker
   // takes whole jobs.
   uint32_t row_share;
+  uint32_t window;  // on which the tiles depend
   Source source;
 
   // Number of a worker's job in a round; it exists if it is below num_jobs. Jobs get shorter with their number, so they
   // are dealt from the first worker to the last and then back.
   DISTMK_FN uint32_t job_of_round(uint32_t worker, uint32_t round) const {
     return round * num_workers + (round % 2 ? num_workers - 1 - worker : worker);
+  }
+  // Numbers what the first runs have, count_of(run) each, and returns the number of all. One warp calls it; each lane
+  // has consecutive runs.
+  template <class CountOf>
+  DISTMK_FN uint32_t number_runs(uint32_t num_runs, const CountOf& count_of) {
+    constexpr uint32_t PER_LANE = MAX_SEQUENCES / 32;
+    const uint32_t first = threadIdx.x * PER_LANE;
+    uint32_t count[PER_LANE], sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < PER_LANE; ++i) sum += count[i] = first + i < num_runs ? count_of(first + i) : 0;
+    uint32_t end = sum;
+#pragma unroll
+    for (uint32_t step = 1; step < 32; step *= 2) {
+      const uint32_t before = __shfl_up_sync(~0u, end, step);
+      if (threadIdx.x >= step) end += before;
+    }
+    uint32_t next = end - sum;
+#pragma unroll
+    for (uint32_t i = 0; i < PER_LANE; ++i) {
+      first_job[first + i] = next;
+      next += count[i];
+    }
+    return __shfl_sync(~0u, end, 31);
   }
   // All consumers call it, before one of them calls set_source().
   DISTMK_FN bool is_of(uint64_t iteration, const AttentionJobsArgs& args) const {

@@ -32,12 +32,14 @@ class ChatOptions(TypedDict, total=False):
     `continue_final_message`: leave the last message open, so that the answer goes on with it.
     `chat_template`: a template, or the name of one of the model's, in place of its default one.
     `chat_template_kwargs`: further variables of the template, such as enable_thinking.
+    `tools`: functions that the model may call, as in OpenAI's API, for the template to describe.
     """
 
     add_generation_prompt: bool
     continue_final_message: bool
     chat_template: str | None
     chat_template_kwargs: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class ChatPrompt:
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
 
     def split(self) -> list[ChatPrompt]:
         """One for each conversation. UsageError: the messages are no list."""

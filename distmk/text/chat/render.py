@@ -12,6 +12,7 @@ from distmk.text.chat.files import ChatFiles, check_template_size, read_chat_fil
 from distmk.text.chat.messages import ChatPrompt, read_messages
 from distmk.text.chat.plain_values import plain
 from distmk.text.chat.template_frames import Outcome
+from distmk.text.chat.tools import read_tools
 from distmk.text.tokenizer import EncodedPrompt, Tokenizer
 from distmk.weights.checkpoint import ModelFiles
 
@@ -38,6 +39,12 @@ class ChatRenderer:
     @property
     def has_template(self) -> bool:
         return bool(self.files.templates)
+
+    @property
+    def template_text(self) -> str:
+        """The templates that conversations with and without tools are rendered by, as one text that shows their format."""
+        templates = self.files.templates
+        return "\n".join(templates[name] for name in ("default", "tool_use") if name in templates)
 
     def render(self, prompt: ChatPrompt) -> EncodedPrompt:
         """The text and ids of a conversation as transformers' `apply_chat_template` makes them.
@@ -74,7 +81,8 @@ class ChatRenderer:
             if not isinstance(flag, bool):
                 raise UsageError(f"{name} is {shown(flag)}; expected True or False")
         own_values = {"tools": None, "documents": None, "add_generation_prompt": prompt.add_generation_prompt}
-        return {**self.files.special_tokens, **own_values, **extra}
+        tools = {"tools": read_tools(prompt.tools)} if prompt.tools else {}
+        return {**self.files.special_tokens, **own_values, **extra, **tools}
 
     def _choose(self, given: str | None, has_tools: bool) -> tuple[str, str]:
         """The name, for messages, and the source of a template: the one given by name or as text, or the model's."""

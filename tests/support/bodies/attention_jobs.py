@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from support import reference
@@ -13,6 +15,7 @@ from distmk.abi import (
     MAX_BUCKET_ROWS,
     MAX_SEQUENCES,
     ROW_SHARE_FLOATS,
+    ActivationLayout,
     BatchRun,
     JobBatch,
     Space,
@@ -71,17 +74,22 @@ def job_batch_of(runs: Runs) -> JobBatch:
     return jobs
 
 
-def activation_offsets(num_rows: int, num_cols: int, tiled: bool) -> np.ndarray:
-    """Where the elements [num_rows, num_cols] of activations are (distmk/tasks/activations.py)."""
+def activation_offsets(num_rows: int, num_cols: int, tiled: int) -> np.ndarray:
+    """Where the elements [num_rows, num_cols] of activations are (distmk/tasks/activations.py). tiled: the layout."""
     row, col = np.arange(num_rows)[:, None], np.arange(num_cols)[None]
     if not tiled:
         return row * num_cols + col
+    if tiled == ActivationLayout.LANE_TILES:
+        col = col // 32 * 32 + np.arange(32).reshape(4, 4, 2).swapaxes(0, 1).reshape(-1)[col % 32]
     chunk = col % ACTIVATION_BLOCK_COLS // 8 ^ row % 8
     return (col // ACTIVATION_BLOCK_COLS * MAX_BUCKET_ROWS + row) * ACTIVATION_BLOCK_COLS + 8 * chunk + col % 8
 
 
 class AttentionJobsCase:
-    """An append and the attention behind it, with pages in random order."""
+    """An append and the attention behind it, with pages in random order.
+
+    Behind that comes attention of another window to the same rows, as in models whose layers differ.
+    """
 
     def __init__(
         self,
@@ -97,7 +105,9 @@ class AttentionJobsCase:
     ) -> None:
         self.board, self.rank, self.heads, self.runs, self.tiled = board, rank, heads, runs, tiled
         self.how = how
-        rng, longest = board.rng, max(kv_len for _, _, kv_len in runs)
+        longest = max(kv_len for _, _, kv_len in runs)
+        self.other = reference.Scoring(int(board.rng.integers(1, longest // 2 + 2)), how.scores)
+        rng = board.rng
         max_pages = -(-longest // page_size) + int(rng.integers(0, 3))
         num_pages = sum(-(-kv_len // page_size) for _, _, kv_len in runs) + 2
         self.shape = AttentionShape(
@@ -137,6 +147,16 @@ class AttentionJobsCase:
         shares = self.board.buffer(ROW_SHARE_FLOATS, num_workers, space=Space.LOCAL).at(self.rank)
         return self.board.writable(self.board.fill(shares, torch.zeros(num_workers, ROW_SHARE_FLOATS)), num_workers)
 
+    def _out(self) -> Region:
+        """Activations of the query columns, writable for the rows there are."""
+        q_cols = self.shape.num_q * self.shape.head_dim
+        out = self.board.buffer(activation_cols(q_cols, self.tiled), 1, "bf16").at(self.rank)
+        for block in range(-(-q_cols // ACTIVATION_BLOCK_COLS)) if self.tiled else (0,):
+            begin = block * MAX_BUCKET_ROWS * ACTIVATION_BLOCK_COLS
+            end = begin + self.num_rows * (ACTIVATION_BLOCK_COLS if self.tiled else q_cols)
+            self.board.writable(out.buffer.at(self.rank, begin, end))
+        return out
+
     def _add(self, what: str) -> None:
         s, board, rank = self.shape, self.board, self.rank
         q_cols = s.num_q * s.head_dim
@@ -146,12 +166,6 @@ class AttentionJobsCase:
         for begin in self._appended():
             for cache in (k_cache, v_cache):
                 board.writable(cache.buffer.at(rank, begin, begin + s.head_dim))
-        out = board.buffer(activation_cols(q_cols, self.tiled), 1, "bf16").at(rank)
-        for block in range(-(-q_cols // ACTIVATION_BLOCK_COLS)) if self.tiled else (0,):
-            begin = block * MAX_BUCKET_ROWS * ACTIVATION_BLOCK_COLS
-            board.writable(
-                out.buffer.at(rank, begin, begin + self.num_rows * (ACTIVATION_BLOCK_COLS if self.tiled else q_cols))
-            )
         q_norm, k_norm = (board.vector(rank, norm) for norm in self.norms or (None, None))
         both = {
             "shape": s,
@@ -173,9 +187,11 @@ class AttentionJobsCase:
                 **both,
             )
         )
-        board.graph.add(
-            AttentionJobs(rank, f"attention {what}", out=out, shares=self._shares(), tiled=self.tiled, **both)
-        )
+        shares, outs = self._shares(), [self._out(), self._out()]
+        for out, how in zip(outs, (self.how, self.other), strict=True):
+            task = both | {"shape": replace(s, window=how.window or ANY_LENGTH)}
+            what_of = f"attention of window {how.window} {what}"
+            board.graph.add(AttentionJobs(rank, what_of, out=out, shares=shares, tiled=self.tiled, **task))
 
         def read(memory: Memory) -> tuple[torch.Tensor, torch.Tensor]:
             raw = np.stack([memory[cache.buffer].reshape(-1) for cache in (k_cache, v_cache)])
@@ -184,9 +200,10 @@ class AttentionJobsCase:
             return queries[:, q.begin : q.end].unflatten(1, (s.num_q, s.head_dim)).double(), self._stored(caches)
 
         def check_attention(memory: Memory) -> None:
-            raw = torch.from_numpy(memory[out.buffer].reshape(-1).copy()).view(torch.bfloat16)
-            got = raw[torch.from_numpy(activation_offsets(self.num_rows, q_cols, self.tiled))].double()
-            self.check_attention(got.unflatten(1, (s.num_q, s.head_dim)), *read(memory))
+            for out, how in zip(outs, (self.how, self.other), strict=True):
+                raw = torch.from_numpy(memory[out.buffer].reshape(-1).copy()).view(torch.bfloat16)
+                got = raw[torch.from_numpy(activation_offsets(self.num_rows, q_cols, self.tiled))].double()
+                self.check_attention(how, got.unflatten(1, (s.num_q, s.head_dim)), *read(memory))
 
         board.expect(rank, "append_kv", what, lambda memory: self.check_append(*read(memory)))
         board.expect(rank, "attention_jobs", what, check_attention)
@@ -234,16 +251,18 @@ class AttentionJobsCase:
                 assert_close(f"run {run} {name} ", got, want, want.abs() * ROUNDING["bf16"] * 1.01 + 1e-6)
             assert_close(f"run {run} v ", values, v, 0)
 
-    def check_attention(self, got: torch.Tensor, queries: torch.Tensor, caches: torch.Tensor) -> None:
+    def check_attention(
+        self, how: reference.Scoring, got: torch.Tensor, queries: torch.Tensor, caches: torch.Tensor
+    ) -> None:
         """`got` [rows, heads, head_dim]; weights may be rounded to bf16 before they multiply the values."""
         s, rounding = self.shape, ROUNDING["bf16"] * 1.01
         for run, (num_rows, _, kv_len) in enumerate(self.runs):
             keys, values = self._cache(caches, run)
             distance = torch.arange(kv_len - num_rows, kv_len)[:, None] - torch.arange(kv_len)[None]
-            hidden = (distance < 0) | (distance >= (self.how.window or ANY_LENGTH))
+            hidden = (distance < 0) | (distance >= (how.window or ANY_LENGTH))
             for head in range(s.num_q):
                 kv_head, rows = self.heads.kv_head(head), self._rows(run)
-                scores = self.how.score(queries[rows, head], keys[:, kv_head])
+                scores = how.score(queries[rows, head], keys[:, kv_head])
                 weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=1)
                 want = weights @ values[:, kv_head]
                 tolerance = rounding * (weights @ values[:, kv_head].abs() + want.abs()) + 1e-5

@@ -1,0 +1,1 @@
+"""What a model writes, taken apart: reasoning, content and tool calls, while the text comes in pieces."""
