@@ -16,6 +16,7 @@ from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.config import ModelConfig
 from distmk.models import build_model
 from distmk.program.program import compile_graph
+from distmk.tasks import LinearJobs, ReduceRows
 
 LAYER = "model.layers.{}."
 ATTENTION, MLP = LAYER + "self_attn.", LAYER + "mlp."
@@ -108,3 +109,36 @@ def test_every_format_is_proved() -> None:
     for found in FORMATS.values():
         num_ranks = 1 if found.is_ordered else 3
         check(compile_graph(*lowered(config_of({MLP + "down_proj": found.name}), num_ranks, 1)))
+
+
+TILED = {name: kind for name, kind in MIXED.items() if "embed" not in name} | {"lm_head": "int4"}
+
+
+def in_tiles(num_ranks: int, num_workers: int, **formats: str) -> Graph:
+    """The graph of the jobs of a GPU's program, which is proved."""
+    sizes = {"num_heads": 6, "num_kv_heads": 2, "intermediate_size": 512}
+    more = {"tiled": True, "attention_launch": "spread", "row_buckets": BUCKETS}
+    options = DecodeOptions(num_ranks, num_workers, max_model_len=64, **more)
+    graphs = lower_programs(build_model(config_of(TILED | formats, **sizes)), options)
+    check(compile_graph(*graphs))
+    return graphs[1]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 3), (1, 16), (2, 5)])
+def test_packed_jobs(num_ranks: int, num_workers: int) -> None:
+    """Every part of a matrix reads the activations of its format. Where all are packed, there are no others."""
+    graph = in_tiles(num_ranks, num_workers)
+    jobs = [task for task in graph.tasks if isinstance(task, LinearJobs) and task.rank == 0]
+    for task in jobs:
+        is_packed = task.slab.weight.format.name != "bf16"
+        assert not task.op.endswith("qkv") or task.x.buffer.name == ("job_lane_x" if is_packed else "job_normalized_x")
+    assert [task.slab.weight.format.name for task in jobs if task.op == "layer0.qkv"] == ["fp8_block", "bf16", "int4"]
+    sums = {task.op: task for task in graph.tasks if isinstance(task, ReduceRows) and task.rank == 0}
+    before_qkv, before_gate = sums["embed.reduce"], sums["layer0.o.reduce"]
+    assert before_qkv.out and before_qkv.lane_out and before_qkv.input_norm
+    assert before_gate.lane_out and before_gate.input_norm and not before_gate.out
+
+
+def test_shards_that_begin_inside_of_blocks_have_no_jobs() -> None:
+    with pytest.raises(UsageError, match=r"with shards of packed weights that begin inside of 64 columns, GPUs and"):
+        in_tiles(3, 2)

@@ -27,10 +27,11 @@ DISTMK_FN void body_select_rows(Context& context, const SelectRowsArgs& args) {
   const auto* x = context.at<__nv_bfloat16>(args.x);
   auto* out = context.at<__nv_bfloat16>(args.out);
   const bool in_chunks = args.tiled || (args.k % 8 == 0 && (args.x | args.out) % 16 == 0);
-  const uint32_t layout = copied_layout(args);
   for (uint32_t to = context.instance; to < num_sampled; to += context.rank_state.program->num_workers) {
     const uint32_t from = __ldcg(sampled + to), whole = in_chunks ? copied_cols(args) / 8 : 0;
-    const auto offset = [&](uint32_t row, uint32_t col) { return activation_offset(row, col, args.k, layout); };
+    const auto offset = [&](uint32_t row, uint32_t col) {
+      return activation_offset(row, col, args.k, copied_layout(args));
+    };
     for (uint32_t i = context.team.index; i < whole; i += context.team.size)
       *reinterpret_cast<uint4*>(out + offset(to, 8 * i)) =
           __ldcg(reinterpret_cast<const uint4*>(x + offset(from, 8 * i)));

@@ -15,6 +15,7 @@ from distmk.abi import (
     MAX_BUCKET_ROWS,
     MAX_SEQUENCES,
     ROW_SHARE_FLOATS,
+    ActivationLayout,
     BatchRun,
     JobBatch,
     Space,
@@ -73,11 +74,13 @@ def job_batch_of(runs: Runs) -> JobBatch:
     return jobs
 
 
-def activation_offsets(num_rows: int, num_cols: int, tiled: bool) -> np.ndarray:
-    """Where the elements [num_rows, num_cols] of activations are (distmk/tasks/activations.py)."""
+def activation_offsets(num_rows: int, num_cols: int, tiled: int) -> np.ndarray:
+    """Where the elements [num_rows, num_cols] of activations are (distmk/tasks/activations.py). tiled: the layout."""
     row, col = np.arange(num_rows)[:, None], np.arange(num_cols)[None]
     if not tiled:
         return row * num_cols + col
+    if tiled == ActivationLayout.LANE_TILES:
+        col = col // 32 * 32 + np.arange(32).reshape(4, 4, 2).swapaxes(0, 1).reshape(-1)[col % 32]
     chunk = col % ACTIVATION_BLOCK_COLS // 8 ^ row % 8
     return (col // ACTIVATION_BLOCK_COLS * MAX_BUCKET_ROWS + row) * ACTIVATION_BLOCK_COLS + 8 * chunk + col % 8
 

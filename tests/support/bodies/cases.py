@@ -18,7 +18,7 @@ from support.bodies.fused_combine import fused_combine
 from support.bodies.packed_linear import product_of
 from support.reference import Scoring
 
-from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, Epilogue, Scores
+from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, ActivationLayout, Epilogue, Scores
 from distmk.tasks.packed_linear import GPU_FORMATS
 
 Case = Callable[[], None]
@@ -154,10 +154,10 @@ def add_packed(board: Board, sizes: Sizes) -> None:
 
 
 def add_packed_jobs(board: Board, sizes: Sizes) -> None:
-    """Products of packed weights in jobs, beside the bodies that write their activations."""
-    cases = linear_jobs.packed_cases(board, sizes.linear_error, GPU_FORMATS)
-    others = [*linear_jobs.cases(board, sizes.linear_error, sizes.job_k[:2]), *_residual_rows(board, sizes)]
-    _add(board, sizes, [*cases, *others])
+    """Products of packed weights in jobs, beside some of bf16 and the bodies that write their activations."""
+    packed = linear_jobs.packed_cases(board, sizes.linear_error, GPU_FORMATS)
+    others = linear_jobs.cases(board, sizes.linear_error, sizes.job_k[:2])
+    _add(board, sizes, [*packed, *others, *_residual_rows(board, sizes, packed=True)])
 
 
 def add_jobs(board: Board, sizes: Sizes) -> None:
@@ -306,10 +306,12 @@ def _random_scoring(rng: np.random.Generator, max_len: int, least: int = 1) -> S
     return Scoring(window if has_window else None, scores)
 
 
-def _residual_rows(board: Board, sizes: Sizes) -> Iterator[Case]:
+def _residual_rows(board: Board, sizes: Sizes, packed: bool = False) -> Iterator[Case]:
+    """packed: activations for packed weights."""
     rng = board.rng
     for num_rows in (1, int(rng.integers(2, 17)), int(rng.integers(17, MAX_BUCKET_ROWS)), MAX_BUCKET_ROWS):
-        k, tiled = int(rng.choice(sizes.num_cols)), board.gpu_layout or bool(rng.integers(2))
+        k, tiled = int(rng.choice(sizes.num_cols)), int(board.gpu_layout or rng.integers(2))
+        tiled = int(ActivationLayout.LANE_TILES) if packed else tiled
         yield partial(residual_rows.embed_and_sum, board, k, num_rows, tiled)
         for add in (False, True):
             yield partial(residual_rows.sums, board, int(rng.choice(sizes.num_cols)), num_rows, tiled, add)

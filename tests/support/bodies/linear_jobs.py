@@ -107,8 +107,8 @@ def packed_cases(board: Board, error: float, formats: Sequence[type[PackedTiles]
     for found in formats:
         rows = int(rng.choice([rng.integers(1, 65), rng.integers(65, 129), rng.integers(129, 300)]))
         epilogues = (Epilogue.STORE, next(gated), Epilogue.PARTS)
-        yield partial(_in_a_row, board, error, rows, [drawn(found, epilogue) for epilogue in epilogues])
-        yield partial(_in_a_row, board, error, int(rng.integers(1, 129)), [drawn(found, Epilogue.LOGITS)])
+        yield partial(_in_a_row, board, error, rows, tuple(drawn(found, epilogue) for epilogue in epilogues))
+        yield partial(_in_a_row, board, error, int(rng.integers(1, 129)), (drawn(found, Epilogue.LOGITS),))
 
 
 def _large_cases(case: Callable[..., Case], rng: np.random.Generator, all_k: tuple[int, ...]) -> Iterator[Case]:

@@ -10,7 +10,16 @@ from support.bodies.board import Board, f32
 from support.bodies.linear import CANDIDATE
 from support.job_batches import make_job_batch
 
-from distmk.abi import ACTIVATION_BLOCK_COLS, MAX_BUCKET_ROWS, MAX_K_SPLITS, MAX_ROWS, MAX_SEQUENCES, JobBatch, Space
+from distmk.abi import (
+    ACTIVATION_BLOCK_COLS,
+    MAX_BUCKET_ROWS,
+    MAX_K_SPLITS,
+    MAX_ROWS,
+    MAX_SEQUENCES,
+    ActivationLayout,
+    JobBatch,
+    Space,
+)
 from distmk.graph.regions import Buffer, Region
 from distmk.tasks import ArgmaxRows, EmbedRows, ReduceRows, SelectRows
 from distmk.tasks.activations import activation_cols, owned_rows, padded_cols
@@ -24,15 +33,15 @@ EPS = 1e-5
 
 
 class Activations:
-    """Activations of `num_cols` columns on every rank, in one of both layouts; `sampled`: of the sampled rows."""
+    """Activations of `num_cols` columns on every rank; `tiled`: their layout; `sampled`: of the sampled rows."""
 
     def __init__(
-        self, board: Board, num_cols: int, tiled: bool, space: Space | None = None, sampled: bool = False
+        self, board: Board, num_cols: int, tiled: int, space: Space | None = None, sampled: bool = False
     ) -> None:
         self.board, self.num_cols, self.tiled = board, num_cols, tiled
         self.index = activation_offsets(MAX_BUCKET_ROWS, num_cols, tiled)
         size, rows = (
-            activation_cols(num_cols, tiled),
+            activation_cols(num_cols, bool(tiled)),
             padded_cols(num_cols) // ACTIVATION_BLOCK_COLS if tiled and sampled else 1,
         )
         self.buffer = board.buffer(size // rows, rows, "bf16", space)  # sampled rows are the first of every block
@@ -69,7 +78,7 @@ def _batches(board: Board, batch: JobBatch) -> Region:
     return buffer.at(0)
 
 
-def embed_and_sum(board: Board, k: int, num_rows: int, tiled: bool) -> None:
+def embed_and_sum(board: Board, k: int, num_rows: int, tiled: int) -> None:
     """Every rank's rows of the embedding in its slot on the rows' owners, and their sum: in all, the embedding."""
     ranks, tokens = range(board.num_ranks), board.num_ranks * RANK_TOKENS
     table = torch.randn(tokens, k).bfloat16()
@@ -110,7 +119,7 @@ def _expect_part(board: Board, what: str, slot: Region, x: torch.Tensor, batch: 
     )
 
 
-def sums(board: Board, k: int, num_rows: int, tiled: bool, add: bool, behind_norm: bool | None = None) -> None:
+def sums(board: Board, k: int, num_rows: int, tiled: int, add: bool, behind_norm: bool | None = None) -> None:
     """The parts of every rank and split to the residual stream, and what the stream is normalized to. behind_norm: whether they
     are normalized themselves; None: perhaps.
     """
@@ -141,7 +150,7 @@ def _sums(
     board: Board,
     k: int,
     num_rows: int,
-    tiled: bool,
+    tiled: int,
     parts: Buffer,
     batch: Region,
     old: torch.Tensor | None,
@@ -150,14 +159,21 @@ def _sums(
     post_norm: torch.Tensor | None = None,
     applies_rms: bool = True,
 ) -> None:
-    """A reduce_rows on every rank, and a select_rows that reads its output there; total: what the sums should be."""
-    out, x = Activations(board, k, tiled, Space.HEAP), board.buffer(k, owned_rows(board.num_ranks))
+    """A reduce_rows on every rank, and a select_rows that reads its output there; total: what the sums should be.
+
+    tiled: LANE_TILES: there is a lane_out, perhaps beside an output in tiles.
+    """
+    lanes = Activations(board, k, tiled, Space.HEAP) if tiled == ActivationLayout.LANE_TILES else None
+    tiled, x = min(tiled, int(ActivationLayout.TILES)), board.buffer(k, owned_rows(board.num_ranks))
+    out = None if lanes and board.rng.random() < 0.5 else Activations(board, k, tiled, Space.HEAP)
     what = f"reduce_rows k={k} rows={num_rows} splits={num_k_splits} add={old is not None} tiled={tiled}"
     what += f" applies_rms={applies_rms}{' behind a norm' if post_norm is not None else ''}"
     want, input_norm = reference.over_rms(total, EPS if applies_rms else None), None
-    if applies_rms and not tiled and board.rng.random() < 0.5:  # on the host twin alone
+    if applies_rms and (lanes or not tiled) and board.rng.random() < 0.5:  # of lane_out, or of out on the host twin
         input_norm = torch.randn(k)
-        want = want * input_norm
+    weighted = want if input_norm is None else want * input_norm
+    outputs = [(each, weighted if each is lanes or not tiled else want) for each in (out, lanes) if each]
+    what += f" lane_out={lanes is not None} out={out is not None} norm={input_norm is not None}"
     error = 0.0 if post_norm is None else 1e-5  # of the sums
     for rank in range(board.num_ranks):
         rows = owned(num_rows, board.num_ranks, rank)
@@ -170,30 +186,34 @@ def _sums(
                 what,
                 parts=parts.at(rank),
                 x=x.at(rank),
-                out=out.buffer.at(rank),
+                out=out.buffer.at(rank) if out else None,
+                lane_out=lanes.buffer.at(rank) if lanes else None,
                 batch=batch.on(rank),
                 num_ranks=board.num_ranks,
                 num_k_splits=num_k_splits,
                 accumulates=old is not None,
-                tiled=tiled,
+                tiled=bool(tiled),
                 eps=EPS,
                 post_norm=board.vector(rank, post_norm),
                 applies_rms=applies_rms,
                 input_norm=board.vector(rank, input_norm),
             )
         )
-        out.writable(rank, num_rows)
+        for each, _ in outputs:
+            each.writable(rank, num_rows)
 
         def check(memory: Memory, rank: int = rank, rows: range = rows) -> None:
             # Without a norm behind them bit for bit: float32 additions in the order of ranks and splits.
             assert_close("x ", f32(memory, x.at(rank), len(rows)), total[rows.start : rows.stop], error)
             noise = (1e-6 + 2 * error) * (1 if input_norm is None else input_norm.abs())
-            tolerance = ROUNDING["bf16"] * want.abs() + 1e-6 + noise
-            assert_close("out ", out.read(memory, num_rows), want, tolerance)
+            for each, wanted in outputs:
+                tolerance = ROUNDING["bf16"] * wanted.abs() + 1e-6 + noise
+                assert_close("lane_out " if each is lanes else "out ", each.read(memory, num_rows), wanted, tolerance)
 
         board.expect(rank, "reduce_rows", what, check)
     for rank in range(board.num_ranks):  # what peers write is read before they may write again
-        _select(board, rank, out, batch.on(rank))
+        for each, _ in outputs:
+            _select(board, rank, each, batch.on(rank))
 
 
 def _select(board: Board, rank: int, x: Activations, batch: Region) -> Activations:
@@ -214,7 +234,7 @@ def _select(board: Board, rank: int, x: Activations, batch: Region) -> Activatio
     return out
 
 
-def select(board: Board, rank: int, k: int, num_rows: int, tiled: bool) -> None:
+def select(board: Board, rank: int, k: int, num_rows: int, tiled: int) -> None:
     """Sampled rows to the first rows of the output."""
     data, batch = torch.randn(num_rows, k).bfloat16(), make_job_batch(board.rng, num_rows)
     x = Activations(board, k, tiled)
