@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distmk.console import escaped, tell_lines
-from distmk.server.access import OPEN_PATHS
+from distmk.server.access import is_open
 from distmk.server.errors import ERROR_KEY, bug_error
 
 _LOGGER = logging.getLogger("distmk.server")
@@ -85,7 +85,7 @@ class RequestLog:
 
 def _log(scope: Scope, record: LogRecord) -> None:
     level = logging.ERROR if record.status >= 500 else logging.INFO
-    if scope["path"] in OPEN_PATHS and record.status < 400:
+    if is_open(scope) and record.status < 400:
         level = logging.DEBUG
     if _LOGGER.isEnabledFor(level):
         _LOGGER.log(level, "%s", _line(scope, record, time.perf_counter()))
