@@ -10,8 +10,10 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from distmk.absent_parameters import check_absent
+from distmk.api.absent_arguments import GENERATE
 from distmk.api.async_outputs import CompletionSoFar, output_so_far
-from distmk.api.llm import LLM
+from distmk.api.llm import LLM, split_chat_options
 from distmk.api.outputs import RequestOutput
 from distmk.api.prompts import ChatOptions, Prompt, Prompts, read_prompt
 from distmk.api.token_stream import EngineClient, Mailbox, TokenStream, in_thread_if_long, text_size
@@ -89,14 +91,19 @@ class AsyncLLM:
         return self._chat_template or ("" if chat is None else chat.template_text)
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **other: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The output of a prompt as it grows, as in vLLM: `sampling_params.output_kind` says what each output holds.
 
         sampling_params: None: the model's, as of `LLM.generate`. request_id: by which `abort` knows the request; None: a new
-        one. Closing the generator, or cancelling its task, cancels the request. UsageError: it cannot be served, or its id is
-        in use. DistmkError: the engine has ended.
+        one. `other`: as of `LLM.generate`. Closing the generator, or cancelling its task, cancels the request. UsageError: it
+        cannot be served, or its id is in use. DistmkError: the engine has ended.
         """
+        check_absent(other, GENERATE, AsyncLLM.generate)
         params = self._llm.inputs.default_params() if sampling_params is None else sampling_params
         name = request_id if request_id is not None else uuid.uuid4().hex
         async with self._named_stream(name, prompt, params) as stream:
@@ -115,7 +122,8 @@ class AsyncLLM:
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `generate`, of a conversation through the chat template. `options`: as of `LLM.chat`."""
-        return self.generate(chat_prompt(messages, options), sampling_params, request_id)
+        own, other = split_chat_options(options)
+        return self.generate(chat_prompt(messages, own), sampling_params, request_id, **other)
 
     async def stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[TokenOutput, None]:
         """The tokens of a prompt as they come; `index` tells the completions of `params.n` apart. Errors: as of `generate`."""

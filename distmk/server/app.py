@@ -14,6 +14,7 @@ from distmk.server import (
 )
 from distmk.server.access import HostCheck, Limits
 from distmk.server.errors import install_handlers
+from distmk.server.page_files import add_page
 from distmk.server.request_log import RequestLog
 from distmk.server.state import ServerState
 
@@ -25,6 +26,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.root_path = state.config.root_path
     for part in (completions_endpoint, chat_endpoint, responses_endpoint, tokenize_endpoint, operations):
         app.include_router(part.router(state))
+    add_page(app)
     install_handlers(app)
     config = state.config
     app.add_middleware(Limits, config=config)

@@ -281,6 +281,8 @@ def test_a_chat(engine: FakeEngine) -> None:
         assert [output async for output in llm.chat(messages, params)][-1].finished
         with pytest.raises(UsageError, match="no option of a conversation"):
             _ = [output async for output in llm.chat(messages, params, wrong=1)]  # type: ignore[call-arg]
+        with pytest.raises(UsageError, match="lora_request is"):
+            _ = [output async for output in llm.generate("a", params, lora_request="x", priority=0)]
         with pytest.raises(UsageError, match="this call takes one"):
             _ = [output async for output in llm.generate(["a", "b"], params)]
         return engine.tokenizer.decode(engine.prompts[-1])
