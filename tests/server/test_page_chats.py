@@ -37,6 +37,13 @@ def titles(page: Any) -> list[str]:
     return found
 
 
+def action(page: Any, name: str, title: str) -> Any:
+    """A button for a chat of the list."""
+    if not page.get_by_role("button", name=f"{name} {title}").is_visible():
+        page.get_by_role("button", name=f"Actions for {title}").press("Enter")
+    return page.get_by_role("button", name=f"{name} {title}")
+
+
 def texts(page: Any) -> list[str]:
     found: list[str] = page.locator(".turn .text").all_inner_texts()
     return found
@@ -75,7 +82,8 @@ def test_they_are_found_renamed_and_deleted_by_keyboard(browser: Any, quick: Ser
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     assert texts(page) == ["about dogs", "fine"]
-    page.get_by_role("button", name="Rename about dogs").press("Enter")
+    assert page.locator("#chats [aria-current]").evaluate("each => each === document.activeElement")
+    action(page, "Rename", "about dogs").press("Enter")
     page.keyboard.type("<b>Hounds</b>")
     page.keyboard.press("Enter")
     page.locator("#search").fill("hounds")
@@ -85,11 +93,11 @@ def test_they_are_found_renamed_and_deleted_by_keyboard(browser: Any, quick: Ser
     page.locator("#search").fill("")
     answer_to(page, "more")
     assert titles(page)[0] == "<b>Hounds</b>", "a name that was given stays"
-    page.get_by_role("button", name="Delete about cats").press("Enter")
+    action(page, "Delete", "about cats").press("Enter")
     page.get_by_role("button", name="Keep it").press("Enter")
     assert len(titles(page)) == 3
     for name in ("about cats", "<b>Hounds</b>"):
-        page.get_by_role("button", name=f"Delete {name}").press("Enter")
+        action(page, "Delete", name).press("Enter")
         assert page.get_by_role("button", name="Delete it").evaluate("each => each === document.activeElement")
         page.keyboard.press("Enter")
     assert titles(page) == ["about birds"] and len(kept_chats(page)) == 1
@@ -105,7 +113,7 @@ def test_a_chat_that_is_deleted_while_it_answers_stays_deleted(browser: Any, slo
     slow.engine.says = "word " * 3000
     ask(page, "second")
     page.wait_for_selector(".text.streaming > *")
-    page.get_by_role("button", name="Delete first").click()
+    action(page, "Delete", "first").click()
     page.get_by_role("button", name="Delete it").click()
     slow.settled()
     assert kept_chats(page) == [] and titles(page) == []
@@ -128,7 +136,7 @@ def test_export(browser: Any, quick: Served, tmp_path: Path) -> None:
         page.locator("#new").click()
         answer_to(page, question)
     with page.expect_download() as one:
-        page.get_by_role("button", name="Export a/b: c?").click()
+        action(page, "Export", "a/b: c?").click()
     assert one.value.suggested_filename == "a-b-c.json"
     one.value.save_as(tmp_path / "one.json")
     chat = json.loads((tmp_path / "one.json").read_text())
@@ -173,23 +181,26 @@ def test_a_chat_that_is_too_long_drops_the_oldest(browser: Any, quick: Served) -
     """As few exchanges as make the question fit. They stay on the screen, and are not sent any more."""
     page, wrong = open_page(browser, quick)
     page.locator("#max_tokens").fill("20")
-    long = " the cat sat on the mat" * 7
-    for number in range(4):
-        answer_to(page, f"{number}{long}")
-    answer_to(page, f"4{long}")
+    long = " the cat sat on the mat" * 5
+    questions = [f"{number}{long}" for number in range(4)] + [f"4{long}{long}"]
+    for question in questions:
+        answer_to(page, question)
     alert = page.get_by_role("alert")
-    assert "does not fit" in alert.inner_text() and page.locator("#prompt").input_value() == f"4{long}"
+    assert "begin a new chat, or:" in alert.inner_text() and page.locator("#prompt").input_value() == questions[-1]
+    assert page.locator(".turn.assistant").count() == 4
     page.get_by_role("button", name="Leave out the oldest messages").click()
     until_true(page, "document.querySelectorAll('.turn.assistant').length === 5")
     until_true(page, ENDED)
     assert not alert.is_visible() and page.locator("#prompt").input_value() == ""
     num_left_out = page.locator(".left-out").count()
-    kept = [f"{number}{long}" for number in range(num_left_out, 5)]
-    assert 0 < num_left_out < 4
-    assert quick.engine.asked() == "\nassistant: fine\n".join(f"user: {each}" for each in kept) + "\nassistant:"
-    encode = quick.engine.tokenizer.encode
-    with_one_more = "\nassistant: fine\n".join(f"user: {number}{long}" for number in range(num_left_out - 1, 5))
-    assert len(encode(with_one_more + "\nassistant:")) > 256 - 20, "fewer would have been enough"
+    assert 1 < num_left_out < 4
+
+    def conversation(begin: int) -> str:
+        return "\nassistant: fine\n".join(f"user: {each}" for each in questions[begin:]) + "\nassistant:"
+
+    assert quick.engine.asked() == conversation(num_left_out)
+    one_more = quick.engine.tokenizer.encode(conversation(num_left_out - 1))
+    assert len(one_more) > 256 - 20, "fewer would have been enough"
     assert kept_chats(page)[0]["from"] == num_left_out
     # A message that fits with nothing before it either is told so.
     answer_to(page, " the cat" * 300)
@@ -219,6 +230,7 @@ def test_narrow_screens_have_drawers(browser: Any, quick: Served, screen: dict[s
     page.locator("#chats-button").click()
     page.wait_for_selector("#search:visible")
     until_true(page, "document.querySelector('#chats').getBoundingClientRect().left === 0")
+    page.get_by_role("button", name="Actions for two").click()
     assert_in_sight(page, "#search", "#export-all", "#chats li:first-child .actions")
     page.keyboard.press("Escape")
     page.wait_for_selector("#search", state="hidden")

@@ -10,7 +10,8 @@ export function useKey(given) {
   try { sessionStorage.setItem(KEY, key); } catch { /* no storage */ }
 }
 
-/* The response. Throws what the user is to read: an error with `wantsKey`, or `isLong` where the conversation does not fit */
+/* The response. Throws what the user is to read: an error with `wantsKey`, or `isLong` where the conversation does not fit, alone
+ * (`isAlone`) or with the tokens that are asked for */
 async function post(path, body, signal) {
   const headers = {"content-type": "application/json"};
   if (key) headers.authorization = "Bearer " + key;
@@ -18,8 +19,8 @@ async function post(path, body, signal) {
     .catch(() => { throw new Error("The server does not answer."); });
   if (response.ok) return response;
   const {message, code, param} = (await response.json().catch(() => null))?.error ?? {message: `The server answers with status ${response.status}.`};
-  const isLong = response.status === 413 || code === "context_length_exceeded" && param === "messages";
-  throw Object.assign(new Error(message), {wantsKey: response.status === 401, isLong});
+  const isLong = response.status === 413 || code === "context_length_exceeded", isAlone = isLong && param !== "max_tokens";
+  throw Object.assign(new Error(message), {wantsKey: response.status === 401, isLong, isAlone});
 }
 
 async function* events(response) {

@@ -142,7 +142,8 @@ function settle(error, asked = null) {
   if (error?.wantsKey) return askForKey();
   if (!error?.isLong) return showProblem(error?.message ?? (hasRoom ? "" : "The browser has no room for this chat. Export or delete some chats."));
   const canDrop = tooLong !== null && tooLong.index > chat.from;
-  showProblem(`This does not fit into the model's context. Shorten the message${canDrop ? "," : " or"} begin a new chat${canDrop ? ", or:" : "."}`, canDrop);
+  const advice = `Shorten the message${canDrop ? "," : " or"} begin a new chat${canDrop ? ", or:" : "."}`;
+  showProblem(`${error.isAlone ? "This does not fit into the model's context" : error.message}. ${advice}`, canDrop);
 }
 
 function keep(kept) {

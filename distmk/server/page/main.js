@@ -5,7 +5,7 @@ import {useKey} from "./api.js";
 import {ask, isAnswering, onChange, openChat, stop} from "./conversation.js";
 import {$, button} from "./dom.js";
 import {onModel, served, watch} from "./kernel.js";
-import {onOpen, showChats} from "./sidebar.js";
+import {onOpen, refreshChats} from "./sidebar.js";
 import {newChat} from "./store.js";
 
 const IDEAS = ["Explain photosynthesis in three sentences", "Write a haiku about GPUs", "What is a black hole?"];
@@ -69,7 +69,7 @@ addEventListener("keydown", event => {
   }
 });
 
-onChange(() => { showComposer(); showChats(); });
+onChange(() => { showComposer(); refreshChats(); });
 onModel(showComposer);
 openChat(newChat());
 watch();

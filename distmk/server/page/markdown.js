@@ -5,7 +5,7 @@ import {math} from "./math.js";
 
 const {markdownit, DOMPurify, hljs, katex} = globalThis;
 const MOST_HIGHLIGHTED = 30_000;   // characters of a block of code; more would hold up a stream
-const MATH = {throwOnError: false, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200};
+const MATH = {throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200};
 const SAFE = {
   ALLOWED_TAGS: ["p", "br", "hr", "a", "strong", "em", "s", "code", "pre", "blockquote", "ul", "ol", "li", "h1", "h2", "h3", "h4", "h5", "h6",
     "table", "thead", "tbody", "tr", "th", "td", "span"],
@@ -78,7 +78,12 @@ function nodesOf(html) {
 
 function showMath(span) {
   const tex = span.textContent;
-  try { katex.render(tex, span, {...MATH, macros: {}, displayMode: span.classList.contains("display")}); } catch { span.textContent = tex; }
+  try {
+    katex.render(tex, span, {...MATH, macros: {}, displayMode: span.classList.contains("display")});
+  } catch {   // it is no TeX, or not whole yet
+    span.textContent = tex;
+    span.classList.add("raw");
+  }
 }
 
 /* A block of code with its language and a button to copy it */

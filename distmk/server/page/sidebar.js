@@ -1,17 +1,23 @@
 /* The list of chats: they are opened, found, renamed, exported and deleted here. */
 
-import {currentChat, isAnswering, openChat} from "./conversation.js";
+import {currentChat, openChat} from "./conversation.js";
 import {$, button, download, element} from "./dom.js";
 import {served} from "./kernel.js";
 import {deleteChat, exported, listChats, loadChat, matches, newChat, onOtherTab, saveChat, titleOf} from "./store.js";
 
 const list = $("chat-list");
-let close = () => {};   // the drawer
+const opened = new Set();   // the ids of chats whose actions are shown
+let close = () => {};       // the drawer
 export function onOpen(callback) { close = callback; }
 
-export function showChats() {
+/* Show them anew, unless one is being renamed */
+export function refreshChats() { if (!list.querySelector("form")) showChats(); }
+
+function showChats() {
   const chats = listChats(), query = $("search").value, found = chats.filter(chat => matches(chat, query));
+  const focused = document.activeElement.closest("#chat-list li")?.dataset.id;
   list.replaceChildren(...found.map(entry));
+  [...list.children].find(item => item.dataset.id === focused)?.querySelector(".title").focus();
   $("no-chats").textContent = chats.length ? "No chat has these words." : "Chats are kept in this browser.";
   $("no-chats").hidden = found.length > 0;
   $("export-all").hidden = chats.length === 0;
@@ -22,7 +28,12 @@ function entry(chat) {
   const open = button(titleOf(chat), "title", () => { if (!isCurrent) openChat(loadChat(chat.id) ?? newChat()); close(); });
   open.title = titleOf(chat);
   if (isCurrent) open.setAttribute("aria-current", "true");
-  const item = element("li", "", open), actions = element("div", "actions");
+  const actions = element("div", "actions"), more = button("⋯", "quiet more", () => toggle(), `Actions for ${titleOf(chat)}`);
+  const item = element("li", "", open, more);
+  item.dataset.id = chat.id;
+  const toggle = () => { if (!opened.delete(chat.id)) opened.add(chat.id); showActions(); };
+  const showActions = () => { actions.hidden = !opened.has(chat.id); more.setAttribute("aria-expanded", String(!actions.hidden)); };
+  showActions();
   actions.append(
     button("Rename", "quiet", () => rename(item, chat), `Rename ${titleOf(chat)}`),
     button("Export", "quiet", () => save(titleOf(chat), exported(chat)), `Export ${titleOf(chat)}`),
@@ -84,4 +95,4 @@ list.onkeydown = event => {
   (titles[at + step] ?? (step < 0 ? $("search") : titles[at])).focus();
 };
 $("export-all").onclick = () => save("chats", {chats: listChats().map(exported)});
-onOtherTab(() => { if (!isAnswering()) showChats(); });
+onOtherTab(refreshChats);
