@@ -26,7 +26,8 @@ def slow() -> Iterator[Served]:
         running.settled()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """For a module: while there is one, the thread has a running event loop, which other modules' tests cannot have."""
     with chromium() as made:
         yield made
