@@ -30,7 +30,7 @@ elif [ $# -eq 0 ]; then
   mypy >"$TYPES" 2>&1 &
   MYPY=$!
   # Three modules at a time, as tests of several processes mostly wait. In their order, those with many short tests are last.
-  set -- -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+  set -- -n 3 --dist loadfile --no-loadscope-reorder --drawn -m "not slow"
 fi
 say "pytest"
 STATUS=0

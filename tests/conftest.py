@@ -20,14 +20,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="run the tests of `bash scripts/test.sh fast` (support/tiers.py)"
     )
+    parser.addoption("--drawn", action="store_true", help="of functions marked `drawn(n)`, run n cases")
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--fast"):
-        chosen = tiers.choose(items, tiers.seed_of(config))
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-        items[:] = chosen
+    for option, choose in (("--fast", tiers.choose), ("--drawn", tiers.choose_drawn)):
+        if config.getoption(option):
+            chosen = choose(items, tiers.seed_of(config))
+            config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+            items[:] = chosen
 
 
 def pytest_configure() -> None:

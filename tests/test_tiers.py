@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from support import tiers
@@ -16,8 +17,8 @@ class Item:
     marks: frozenset[str] = frozenset()
     fixturenames: tuple[str, ...] = ()
 
-    def get_closest_marker(self, name: str) -> str | None:
-        return name if name in self.marks else None
+    def get_closest_marker(self, name: str) -> Any:
+        return SimpleNamespace(args=(2,)) if name in self.marks else None
 
 
 def chosen(items: list[Any], seed: str = "1") -> list[str]:
@@ -40,6 +41,17 @@ def test_a_few_cases_are_drawn_of_each_function() -> None:
 def test_cases_that_are_marked_run_all_and_alone() -> None:
     items = [Item(f"a[{case}]", frozenset({"fast"} if case % 2 else ())) for case in range(9)]
     assert chosen(items) == ["a[1]", "a[3]", "a[5]", "a[7]"]
+
+
+def test_cases_of_functions_that_are_marked_are_drawn() -> None:
+    marked = [Item(f"a[{case}]", frozenset({"drawn"})) for case in range(9)]
+    others = [Item(f"b[{case}]") for case in range(4)]
+    on_gpus = [Item(f"c[{case}]", frozenset({"drawn", "gpu"})) for case in range(4)]
+    items: list[Any] = [*marked, *others, *on_gpus]
+    draws = [[item.nodeid for item in tiers.choose_drawn(items, str(seed))] for seed in range(20)]
+    for draw in draws:
+        assert len(draw) == 2 + 4 + 4 and draw == sorted(draw), draw
+    assert {name for draw in draws for name in draw} == {item.nodeid for item in items}
 
 
 def test_all_processes_of_a_run_draw_the_same() -> None:

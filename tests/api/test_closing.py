@@ -40,6 +40,7 @@ def use_and_drop(model: Path, num_ranks: int, how: int) -> None:
         llm.itself = llm  # type: ignore[attr-defined]  # for the garbage collector to find
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_dropped(num_ranks: int, tiny_model: Path) -> None:

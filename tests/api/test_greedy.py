@@ -16,6 +16,7 @@ pytestmark = pytest.mark.timeout(200)
 HEADS = [(9, 3), (5, 5), (7, 1), (8, 2), (6, 2), (4, 4), (12, 3)]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.whole
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("draw", range(3))

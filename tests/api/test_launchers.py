@@ -45,6 +45,7 @@ def test_one_rank(one_rank: dict[str, Any]) -> None:
     assert one_rank["json"][0]["text"].startswith(" Paris")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("name", "form"), [("ranks", "text"), ("mpirun", "json"), ("torchrun", "json")])
 def test_launcher(name: str, form: str, smollm2: Path, one_rank: dict[str, Any], runner: Runner) -> None:
     make, num_ranks = LAUNCHERS[name]

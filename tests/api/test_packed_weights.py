@@ -58,6 +58,7 @@ def check_logits(model: PreTrainedModel, path: Path, num_ranks: int, **options: 
     assert packed <= ALLOWED * plain, f"{num_ranks} ranks: off by {packed:.3g}; {plain:.3g} with matrices in bf16"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("kind", "num_ranks"),
     [
@@ -88,6 +89,7 @@ OTHERS = {"q_proj": QuantType.Q5_K, "k_proj": QuantType.IQ4_NL, "o_proj": QuantT
 OTHERS |= {"up_proj": QuantType.Q5_0, "down": QuantType.Q4_1}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("family", "kinds", "num_ranks", "tied"),
     [

@@ -67,6 +67,7 @@ def spread_model(num_ranks: int, num_layers: int, num_reserved: int = 0) -> Prog
     return compile_graph(model_graph(num_ranks, 2, config, attention_launch="spread", num_reserved=num_reserved))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("num_layers", [3, 4, 5])
 def test_workers_without_a_task_of_o(num_layers: int) -> None:

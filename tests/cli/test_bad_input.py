@@ -213,6 +213,7 @@ def prepare(bad: Bad, tiny_model: Path, folder: Path) -> tuple[list[str], dict[s
     return ["generate", "--model", fill(bad.model), *bad.arguments], {k: fill(v) for k, v in bad.env.items()}
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("bad", [*BAD_MODELS, *BAD_REQUESTS, *BAD_MACHINES], ids=lambda bad: bad.name)
 def test_bad_input(bad: Bad, tiny_model: Path, runner: Runner) -> None:
     arguments, env = prepare(bad, tiny_model, runner.folder)

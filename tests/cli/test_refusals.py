@@ -34,6 +34,7 @@ def lines(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("distmk: ")]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
 def test_a_mistake_that_keeps_ranks_from_joining(launcher: str, runner: Runner) -> None:
     """All ranks meet it, before they are connected. Under MPI rank 0 waits for the others, and may be the last to say it."""

@@ -69,6 +69,7 @@ def bits(output: RequestOutput) -> list[dict[int, float]]:
     return [{token: each.logprob for token, each in logprobs.items()} for logprobs in found if logprobs is not None]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("backend", "num_ranks"),

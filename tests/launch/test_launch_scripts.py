@@ -74,6 +74,7 @@ SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=
 """
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("script", "kind"), [("mpirun.sh", "mpi"), ("torchrun.sh", "torch"), ("slurm.sbatch", "slurm")]
 )

@@ -45,6 +45,7 @@ def at_each_number_of_ranks() -> list[Any]:
     ]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("name", "num_ranks"), at_each_number_of_ranks())
 def test_logits(name: str, num_ranks: int, rng: np.random.Generator, tmp_path: Path, runner: Runner) -> None:
     """Both forms are near transformers' logits and near each other, but not the same, as they round elsewhere."""

@@ -16,6 +16,7 @@ LINK_TIMEOUT_S = 3.0
 LOST = 4  # exit status
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("how", ["cut", "kill"])
 def test_lost_host_is_named(how: str, make_cluster: MakeCluster, endless: Path) -> None:
     """Two ranks a host. Those of the first host name the ranks of the second; those that are cut off, the first's."""

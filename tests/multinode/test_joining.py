@@ -15,6 +15,7 @@ JOB = str(ROOT / "tests" / "launch" / "bootstrap_job.py")
 KINDS = {"mpirun": "mpi", "torchrun": "torch", "c10d": "torch", "srun": "slurm"}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_of_two_hosts_exchange(launcher: str, make_cluster: MakeCluster, notes: Path) -> None:
     """Two ranks a host; the hosts have their own names, loopback interfaces and shared memory."""

@@ -42,6 +42,7 @@ def wide_model(tmp_path: Path) -> Path:
     return tiny.save(model, tmp_path / "wide_model")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("model", "num_hosts", "per_host", "launchers"),
     [("tiny_model", 2, 2, ["mpirun"]), ("wide_model", 3, 1, ["c10d"])],

@@ -40,6 +40,7 @@ def expected(num_ranks: int, num_workers: int, listed_only: bool) -> dict[str, t
     return {op: (num_ranks * num_tasks, num_ranks * most) for op, (num_tasks, most) in of_a_rank.items()}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("num_ranks", "num_workers", "listed_only"), [(1, 3, False), (1, 3, True), (2, 2, False), (3, 1, False)]
 )

@@ -37,6 +37,7 @@ def check(reference: tiny.Reference, prompts: list[list[int]], got: np.ndarray, 
         tiny.check_greedy(reference, prompt, new, f"prompt {number}")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("family", "num_ranks"), [("qwen3", 1), ("llama", 2)])
 def test_as_transformers(family: tiny.Family, num_ranks: int, runner: Runner, rng: np.random.Generator) -> None:
     """Prompts of several lengths at once, then steps of all of them; sizes that do not divide where they need not."""

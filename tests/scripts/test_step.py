@@ -41,6 +41,7 @@ def step(runner: Runner, *arguments: str, num_ranks: int = 1) -> Finished:
     return runner.run(under_mpirun(num_ranks)(command) if num_ranks > 1 else command)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("num_ranks", "batch"), [(1, 1), (2, 3)])
 def test_one_run(num_ranks: int, batch: int, config: Path, runner: Runner) -> None:
     files = ("--json", str(runner.folder / "report.json"), "--plot", str(runner.folder / "plot.png"))
@@ -69,6 +70,7 @@ def test_what_a_rank_has_of_a_model(num_ranks: int) -> None:
     assert part == whole and Work(part_of(config, num_ranks)).step_bytes(part) == Work(config).step_bytes(whole)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("num_ranks", "batch"), [(1, 3), (2, 1)])
 def test_step_time(num_ranks: int, batch: int, config: Path, runner: Runner) -> None:
     """scripts/step_time.py, which times distmk alone, prints one object, then the tables of the trace."""
@@ -93,6 +95,7 @@ def test_one_rank_adds_up_if_it_is_told_to(loopback: str, config: Path, runner: 
     assert ("o.reduce" in done.stdout) == bool(loopback), done.stdout
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -14,6 +14,7 @@ from vllm_job import MS_PER_TOKEN
 JOB = Path(__file__).with_name("vllm_job.py")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_meet(launcher: str, runner: Runner) -> None:
     done = run_job(runner, LAUNCHERS[launcher](2)([sys.executable, str(JOB)]))

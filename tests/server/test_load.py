@@ -109,6 +109,7 @@ def check_prefixes(llm: LLM) -> None:
     assert cached[1] == 32 and llm.stats().num_prefix_hits - before == sum(filter(None, cached)), cached
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.whole
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_200_requests(num_ranks: int, tiny_model: Path, tiny_reference: Reference) -> None:

@@ -301,7 +301,7 @@ def _content(message: Mapping[str, Any], what: str) -> str:
     return "\n".join(part["text"] for part in content)
 
 
-def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
     """Wait for a condition. AssertionError: it does not come."""
     deadline = time.monotonic() + limit_s
     while not condition():

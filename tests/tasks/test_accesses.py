@@ -45,6 +45,7 @@ def tasks_of(of: Moment) -> list[tuple[int, int]]:
     return [(rank, index) for rank, part in enumerate(of.program.ranks) for index in range(len(part.tasks))]
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(("kind", "number"), MOMENTS)
 def test_bodies_touch_what_they_declare(kind: str, number: int) -> None:
     """`number`: the iteration that comes next, or ranks."""

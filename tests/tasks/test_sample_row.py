@@ -40,6 +40,7 @@ def draw(runner: Runner, backend: str, num_draws: int, num_sections: int) -> dic
 RUNS = [on("host", 2), on("emulated", 1), *(on("cuda", n) for n in (1, 2))]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "num_sections"), RUNS)
 def test_draws_have_the_distribution(runner: Runner, backend: str, num_sections: int) -> None:

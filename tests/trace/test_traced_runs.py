@@ -32,6 +32,7 @@ NUM_ITERATIONS = 9  # the prompts fit into the first, which ends with the first 
 Event = dict[str, Any]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.whole
 @pytest.mark.parametrize("threads", [False, True], ids=["riding", "threads"])
 @pytest.mark.parametrize(

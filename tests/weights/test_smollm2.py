@@ -26,6 +26,7 @@ PROMPTS = [
 SMOLLM2_TOKENS = 16
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_smollm2(smollm2: Path, smollm2_reference: Reference, num_ranks: int) -> None:
     """Nine heads over one rank, and over four, of which one has more than the others."""

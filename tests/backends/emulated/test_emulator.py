@@ -88,6 +88,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     return generate(Runner(folder), folder, "host", 1)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("num_ranks", "options", "environment"),
     [
@@ -142,6 +143,7 @@ ALONE = [
 ]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("num_ranks", "num_tokens", "changes"), ALONE)
 def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, num_tokens: int, changes: dict[str, int]) -> None:
     """A batch-1 row is polled; its combine is fused where heads have 64 elements or more. The number of layers is odd, so that
@@ -155,6 +157,7 @@ def test_one_sequence(runner: Runner, tmp_path: Path, num_ranks: int, num_tokens
     assert len(want[0]) == 4
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("num_ranks", "head_dim", "lengths"), [(1, 64, (130, 140)), (1, 128, (300,))])
 def test_long_contexts(runner: Runner, tmp_path: Path, num_ranks: int, head_dim: int, lengths: tuple[int, ...]) -> None:
     """K and V of many positions come through the pipeline, as weights do, for the head sizes that the kernel is compiled for."""

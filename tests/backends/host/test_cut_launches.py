@@ -24,6 +24,7 @@ SCHEDULERS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.whole
 @SCHEDULERS
 @pytest.mark.parametrize(
@@ -44,6 +45,7 @@ GRAPHS: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.whole
 @SCHEDULERS
 @pytest.mark.parametrize(
@@ -61,6 +63,7 @@ def test_far_ranks(tmp_path: Path) -> None:
     assert_done(run_job(tmp_path, "all_reduce", 4, env, workers=1, iterations=20))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("num_ranks", "source", "target", "consumer"),
     [

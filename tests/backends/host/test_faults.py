@@ -35,6 +35,7 @@ def wait_for_launch(runner: Runner, rank: int) -> None:
     raise AssertionError(f"rank {rank} did not load the runtime")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("num_ranks", "lost"), [(2, 1), (3, 2)])
 def test_killed_rank(runner: Runner, command: Callable[..., list[str]], num_ranks: int, lost: int) -> None:
     process = runner.start(with_ranks(num_ranks)(command()))
@@ -60,6 +61,7 @@ def test_killed_rank_0(runner: Runner, command: Callable[..., list[str]], num_ra
     runner.check_nothing_left(GONE_S)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_killed_rank_under_mpirun(runner: Runner, command: Callable[..., list[str]], lost: int) -> None:
     process = runner.start(under_mpirun(2)(command()))
@@ -91,6 +93,7 @@ def test_killed_while_starting(runner: Runner, smollm2: Path, after_s: float) ->
 # Signals that never come
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("launcher", "num_ranks", "source", "target", "consumer"),
     [
@@ -136,6 +139,7 @@ def test_stopped_for_longer_than_the_deadline(runner: Runner, command: Callable[
 # Interruptions
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("num_ranks", "how"), [(1, "rank 0"), (3, "group"), (3, "terminate")])
 def test_interrupted(runner: Runner, command: Callable[..., list[str]], num_ranks: int, how: str) -> None:
     process = runner.start(with_ranks(num_ranks)(command()))
@@ -163,6 +167,7 @@ def test_interrupted_under_mpirun(runner: Runner, command: Callable[..., list[st
     runner.check_nothing_left()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("after_s", [0.0, 0.5, 1.5])
 def test_interrupted_while_starting(runner: Runner, smollm2: Path, after_s: float) -> None:
     options = ("--prompt", "Once", "--max-new-tokens", "4000", "--ignore-eos", "--ranks", "2")

@@ -16,6 +16,7 @@ def test_queues_in_order(tmp_path: Path, workers: int, threads: bool) -> None:
     assert_done(run_job(tmp_path, "queues", 2, workers=workers, iterations=100, threads=threads))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 4), (2, 2), (4, 1)])
 def test_all_reduce_is_that_of_numpy(tmp_path: Path, ranks: int, workers: int) -> None:
     assert_done(run_job(tmp_path, "all_reduce", ranks, workers=workers, iterations=200))

@@ -30,6 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     return tiny.save(made, tmp_path_factory.mktemp("hosts")), Reference(made)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("backend", "host_sizes"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from support.bodies.fused_combine import fused_combine
 from support.reference import Scoring
 
 from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, Epilogue, Scores
+
+Case = Callable[[], None]
 
 KINDS = (
     *("linear STORE", "linear ADD", "linear PUSH", "linear ARGMAX"),
@@ -54,6 +56,7 @@ class Sizes(NamedTuple):
     attention_error: float  # relative to the sum of the weights
     extreme_error: float  # absolute, of an output from scores in the hundreds
     repeats: int = 1  # how often shapes are drawn, on a single rank
+    share: float = 1.0  # of the cases, drawn at random
 
 
 HOST = Sizes(
@@ -93,6 +96,7 @@ EMULATED = CUDA._replace(
     max_len=300,
     max_len_batch_1=1200,
     many_pages=450,
+    share=0.5,
 )
 
 # Query heads that do not begin or end with a KV head's group, one query head a KV head, one KV head for all.
@@ -119,20 +123,36 @@ FUSED_HEADS = (
 
 def add_all(board: Board, sizes: Sizes) -> None:
     """Every body of slab iterations, shuffled, so that a worker's queue has all kinds in a row."""
-    cases = [*_linear(board, sizes), *_small(board), *_attention(board, sizes)]
-    for index in board.rng.permutation(len(cases)):
-        cases[index]()
+    _add(board, sizes, [*_linear(board, sizes), *_small(board), *_attention(board, sizes)])
 
 
 def add_jobs(board: Board, sizes: Sizes) -> None:
     """Every body of job iterations that takes the place of the weights' pipeline in shared memory."""
-    cases = list(linear_jobs.cases(board, sizes.linear_error, sizes.job_k))
-    cases += [*_attention_jobs(board, sizes), *_residual_rows(board, sizes)]
+    cases = linear_jobs.cases(board, sizes.linear_error, sizes.job_k)
+    _add(board, sizes, [*cases, *_attention_jobs(board, sizes), *_residual_rows(board, sizes)])
+
+
+def _add(board: Board, sizes: Sizes, cases: list[Case]) -> None:
+    """Add the share of the cases that is drawn, in a random order, but of every kind one at least."""
+    seen = set[object]()
     for index in board.rng.permutation(len(cases)):
-        cases[index]()
+        case = cases[index]
+        kind = (case.func, *_choices(case.args)) if isinstance(case, partial) else ()
+        if kind not in seen or board.rng.random() < sizes.share:
+            case()
+        seen.add(kind)
 
 
-def _on_one(board: Board, case: Callable[..., None], *arguments: object) -> Callable[[], None]:
+def _choices(arguments: Iterable[object]) -> Iterator[Epilogue | bool]:
+    """The epilogues and the choices of yes or no among the arguments of a case."""
+    for each in arguments:
+        if isinstance(each, (Epilogue, bool)):
+            yield each
+        elif isinstance(each, tuple):
+            yield from (product.epilogue for product in each if isinstance(product, linear_jobs.Product))
+
+
+def _on_one(board: Board, case: Callable[..., None], *arguments: object) -> Case:
     """A case of one rank, on a rank drawn at random. No other rank takes part in it, so that of several ranks a third will do."""
     if board.num_ranks > 1 and board.rng.random() > 1 / 3:
         return lambda: None
@@ -143,7 +163,7 @@ def _repeats(board: Board, sizes: Sizes) -> int:
     return sizes.repeats if board.num_ranks == 1 else 1
 
 
-def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+def _linear(board: Board, sizes: Sizes) -> Iterator[Case]:
     rng, error = board.rng, sizes.linear_error
 
     def draws(*rows: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -170,7 +190,7 @@ def _linear(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
     yield _on_one(board, linear.batch_sizes, int(rng.integers(300, 1200)), int(rng.integers(9, 60)))
 
 
-def _small(board: Board) -> Iterator[Callable[[], None]]:
+def _small(board: Board) -> Iterator[Case]:
     rng = board.rng
     for n, rows, add in product((1, 7, 64, int(rng.integers(1, 101))), (0, 1, 5, 16), (False, True)):
         yield _on_one(board, small.sum_of_blocks, n, rows, add)
@@ -198,7 +218,7 @@ def _small(board: Board) -> Iterator[Callable[[], None]]:
             yield _on_one(board, sampling.sample_row, num_sections, jobs)
 
 
-def _attention(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+def _attention(board: Board, sizes: Sizes) -> Iterator[Case]:
     rng, error, max_len = board.rng, sizes.attention_error, sizes.max_len
     for head_dim, norms in product(sizes.head_dims * _repeats(board, sizes), (False, True)):
         heads = Heads(int(rng.integers(1, 9)), int(rng.integers(1, 9)), int(rng.integers(0, 9)))
@@ -234,7 +254,7 @@ def _random_scoring(rng: np.random.Generator, max_len: int, least: int = 1) -> S
     return Scoring(window if has_window else None, scores)
 
 
-def _residual_rows(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+def _residual_rows(board: Board, sizes: Sizes) -> Iterator[Case]:
     rng = board.rng
     for num_rows in (1, int(rng.integers(2, 17)), int(rng.integers(17, MAX_BUCKET_ROWS)), MAX_BUCKET_ROWS):
         k, tiled = int(rng.choice(sizes.num_cols)), board.gpu_layout or bool(rng.integers(2))
@@ -250,7 +270,7 @@ def _residual_rows(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
         yield _on_one(board, residual_rows.argmax, num_parts)
 
 
-def _attention_jobs(board: Board, sizes: Sizes) -> Iterator[Callable[[], None]]:
+def _attention_jobs(board: Board, sizes: Sizes) -> Iterator[Case]:
     rng, max_len = board.rng, sizes.max_len
     for heads, head_dim, page_size, norms in (
         *((Heads(2, 1), 64, 16, False), (Heads(6, 3), 64, 16, True), (Heads(8, 4), 128, 16, True)),
