@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -42,11 +43,16 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: str | CausalLM | EngineClient, *, chat_template: str | None = None, **options: Any
+        self,
+        model: str | os.PathLike[str] | CausalLM | EngineClient,
+        *,
+        chat_template: str | None = None,
+        **options: Any,
     ) -> None:
         self._owned: LLM | None = None
-        if isinstance(model, str | CausalLM):
-            self._owned = LLM(model, **{"idle_exit_s": None, **options})
+        if isinstance(model, str | os.PathLike | CausalLM):
+            named = model if isinstance(model, CausalLM) else os.fspath(model)
+            self._owned = LLM(named, **{"idle_exit_s": None, **options})
         elif options:
             raise UsageError(f"{next(iter(options))} is an option of a model that is to be loaded; this one is there")
         self._llm: EngineClient = self._owned or model  # type: ignore[assignment]

@@ -261,7 +261,7 @@ def test_a_model_that_is_loaded_here(tiny_model: Path) -> None:
         first, second = llm.generate([[1, 2, 3], [2, 2, 3]], params)
     assert [first.request_id, second.request_id] == ["0", "1"]
     for made in (
-        AsyncLLM(str(tiny_model), **options),
+        AsyncLLM(tiny_model, **options),
         AsyncLLM.from_engine_args(EngineArgs(str(tiny_model), **options), tensor_parallel_size=1),
     ):
         output = asyncio.run(run(made))
