@@ -95,6 +95,6 @@ def _read_template(given: str | None) -> str | None:
 
 def _text(path: Path) -> str:
     try:
-        return read_whole(path, MAX_TEMPLATE_BYTES, UsageError).decode()
+        return read_whole(path, MAX_TEMPLATE_BYTES, UsageError, "give a chat template").decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}; a chat template is text") from None

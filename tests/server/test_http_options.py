@@ -108,6 +108,8 @@ def test_what_is_no_template(tmp_path: Path) -> None:
     damaged, binary = tmp_path / "damaged.jinja", tmp_path / "binary"
     damaged.write_text("{% if %}")
     binary.write_bytes(b"\xff\xfe")
+    large = tmp_path / "large"
+    large.write_text("x" * (1 << 19))
     assert fields("--chat-template", "{{ messages }}")["chat_template"] == "{{ messages }}"
     for given, says in (
         ("nowhere.jinja", "neither a file nor a template"),
@@ -116,6 +118,7 @@ def test_what_is_no_template(tmp_path: Path) -> None:
         (str(damaged), "damaged.jinja.* is no chat template"),
         (str(binary), "not UTF-8"),
         (str(tmp_path), "folder"),
+        (str(large), "at most 256 KiB"),
         ("{" * (1 << 19), "at most 256 Ki"),
     ):
         with pytest.raises(UsageError, match=says) as caught:
