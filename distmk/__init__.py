@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from distmk.backends.target import Target, choose_target
     from distmk.bootstrap import connect
     from distmk.cli.exit_status import run_main
-    from distmk.engine.sampling_params import SamplingParams
+    from distmk.engine.engine_args import EngineArgs
+    from distmk.engine.sampling_params import RequestOutputKind, SamplingParams
     from distmk.engine.session import Session
     from distmk.engine.token_output import TokenOutput
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
@@ -39,6 +40,7 @@ _HOMES = {
     "ChatPrompt": "text.chat.messages",
     "CheckError": "errors",
     "DistmkError": "errors",
+    "EngineArgs": "engine.engine_args",
     "Graph": "graph.graph",
     "HangError": "errors",
     "LLM": "api.llm",
@@ -47,6 +49,7 @@ _HOMES = {
     "ModelError": "errors",
     "RankLostError": "errors",
     "RequestOutput": "api.outputs",
+    "RequestOutputKind": "engine.sampling_params",
     "SamplingParams": "engine.sampling_params",
     "Session": "engine.session",
     "Target": "backends.target",
@@ -69,12 +72,14 @@ __all__ = [
     "ChatPrompt",
     "CheckError",
     "DistmkError",
+    "EngineArgs",
     "Graph",
     "HangError",
     "ModelConfig",
     "ModelError",
     "RankLostError",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "Scores",
     "Session",

@@ -92,8 +92,9 @@ def read_whole(
     except OSError as e:
         raise error(f"{path}: cannot be read: {reason(e)}") from None
     if max(size, len(data)) > max_bytes:
+        most = f"{max_bytes >> 20} MiB" if max_bytes >= 1 << 20 else f"{max_bytes >> 10} KiB"
         raise error(
-            f"{path}: has {max(size, len(data))} bytes; a file of this kind has at most {max_bytes >> 20} MiB, "
+            f"{path}: has {max(size, len(data))} bytes; a file of this kind has at most {most}, "
             f"so it is something else; {advice}"
         )
     return data

@@ -44,7 +44,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_is_whole(wheel: Path) -> None:
     """It has every module and source file as they are here, under the names by which they are found."""
     sources = (".h", ".cpp", ".cu", ".cuh")
-    want = {"distmk/server/page.html": ROOT / "distmk" / "server" / "page.html"}
+    page = ROOT / "distmk" / "server" / "page"
+    want = {path.relative_to(ROOT).as_posix(): path for path in page.rglob("*") if path.is_file()}
     for folder, name, suffixes in (
         (ROOT / "distmk", "distmk", (".py",)),
         (ROOT / "csrc", "distmk/_csrc", sources),
@@ -52,7 +53,7 @@ def test_wheel_is_whole(wheel: Path) -> None:
     ):
         found = [path for path in folder.rglob("*") if path.suffix in suffixes]
         want |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in found}
-    assert {"distmk/check/__init__.py", "distmk/_csrc/abi.h"} <= want.keys()
+    assert {"distmk/check/__init__.py", "distmk/_csrc/abi.h", "distmk/server/page/vendor/purify.min.js"} <= want.keys()
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if not name.startswith("distmk-")} - {"distmk/py.typed"}
         assert held == want.keys(), f"missing {sorted(want.keys() - held)}, not wanted {sorted(held - want.keys())}"

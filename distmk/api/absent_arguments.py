@@ -57,6 +57,14 @@ REQUEST: Mapping[str, Absent] = {
     "include_obfuscation": TUNES,  # of stream_options
     "store": Absent((False,), "answers are not stored"),
     "service_tier": Absent(("auto", "default")),
+    **dict.fromkeys(("previous_response_id", "conversation"), Absent((), "send the whole conversation as input")),
+    "background": Absent((False,), "a stream shows an answer as it comes"),
+    "background_options": TUNES,
+    "prompt": Absent((), "prompts are not stored; send input"),
+    "max_tool_calls": Absent((), "the client decides which calls it answers"),
+    "truncation": Absent(("disabled",), "shorten the conversation"),
+    "context_management": Absent(([],), "shorten the conversation"),
+    "image": Absent((), _NO_IMAGES),
     **dict.fromkeys(("user", "metadata", "request_id", "safety_identifier"), TUNES),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), TUNES),
 }

@@ -1,67 +1,69 @@
-"""An engine for asyncio: any number of tasks generate at once. The HTTP server stands on this."""
+"""A model for asyncio: any number of tasks generate at once. The HTTP server stands on this."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+import os
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from distmk.api.input_processor import InputProcessor, check_max_tokens
-from distmk.api.prompts import Prompt, Prompts
-from distmk.engine.request import Deliver, Request
-from distmk.engine.sampling_params import SamplingParams
+from distmk.absent_parameters import check_absent
+from distmk.api.absent_arguments import GENERATE
+from distmk.api.async_outputs import CompletionSoFar, output_so_far
+from distmk.api.llm import LLM, split_chat_options
+from distmk.api.outputs import RequestOutput
+from distmk.api.prompts import ChatOptions, Prompt, Prompts, read_prompt
+from distmk.api.token_stream import EngineClient, Mailbox, TokenStream, in_thread_if_long, text_size
+from distmk.engine.engine_args import EngineArgs
+from distmk.engine.sampling_params import RequestOutputKind, SamplingParams
 from distmk.engine.stats import EngineStats
-from distmk.engine.token_output import Logprob, TokenOutput
+from distmk.engine.token_output import TokenOutput
 from distmk.errors import UsageError, shown
-from distmk.text.chat.messages import ChatPrompt
+from distmk.model.causal_lm import CausalLM
+from distmk.text.chat.messages import ChatPrompt, Conversation, chat_prompt
 from distmk.text.token_speller import token_strings
 from distmk.text.tokenizer import Tokenizer
 
-T = TypeVar("T")
-
-LONG_CHARS = 2048
-"""From this length on, text is encoded in a thread: it takes a millisecond or more, in which the event loop would stand still."""
-_REQUEST_CHARS = 32  # making a request takes as long as encoding so many characters
-
-
-class EngineClient(Protocol):
-    """An engine, such as `LLM`. All methods may be called from any thread, and none waits for a token."""
-
-    @property
-    def inputs(self) -> InputProcessor: ...
-
-    @property
-    def max_num_seqs(self) -> int: ...
-
-    @property
-    def model(self) -> str: ...
-
-    def add_request(self, request: Request, deliver: Deliver) -> None:
-        """Serve a request. `deliver` gets every token, the last with a finish reason, or a DistmkError once the engine has ended.
-
-        DistmkError: the engine has ended.
-        """
-        ...
-
-    def cancel(self, *requests: Request) -> None:
-        """End requests; each may deliver a last token with finish reason abort. Requests that are over stay as they are."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """DistmkError: the engine has ended (a rank was lost, a hang), also while nothing was asked of it."""
-        ...
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class AsyncLLM:
-    """Generates tokens on an event loop, from an engine whose thread delivers them. Long prompts are encoded in a thread."""
+    """A model that tasks of an event loop share. Long prompts are encoded in a thread.
 
-    def __init__(self, llm: EngineClient) -> None:
-        self._llm = llm
-        self._mailbox: _Mailbox | None = None
+    `model`: what `LLM` takes, with the same `options`; its launch stays between requests unless `idle_exit_s` says otherwise.
+    Loading it blocks. Or an engine that is there, such as an `LLM`, which then stays open. `chat_template`: of conversations
+    that bring none; None: the model's. Close it, or use it in a `with` or `async with` block.
+
+    UsageError: as of `LLM`.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | CausalLM | EngineClient,
+        *,
+        chat_template: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._owned: LLM | None = None
+        if isinstance(model, str | os.PathLike | CausalLM):
+            named = model if isinstance(model, CausalLM) else os.fspath(model)
+            self._owned = LLM(named, **{"idle_exit_s": None, **options})
+        elif options:
+            raise UsageError(f"{next(iter(options))} is an option of a model that is to be loaded; this one is there")
+        self._llm: EngineClient = self._owned or model  # type: ignore[assignment]
+        self._chat_template = chat_template
+        self._mailbox: Mailbox | None = None
+        self._named: dict[str, TokenStream] = {}  # running requests of `generate`
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **options: Any) -> AsyncLLM:
+        """As in vLLM; `options`: those of `LLM` that are no arguments of an engine, such as tensor_parallel_size."""
+        return cls(**asdict(engine_args), **options)
 
     @property
     def model(self) -> str:
@@ -90,20 +92,57 @@ class AsyncLLM:
 
     @property
     def chat_template(self) -> str:
-        """The text of the model's chat templates; "" if it has none. ModelError: its files are damaged."""
+        """The text of the templates of conversations; "" if there is none. ModelError: the model's files are damaged."""
         chat = self._llm.inputs.chat
-        return "" if chat is None else chat.template_text
+        return self._chat_template or ("" if chat is None else chat.template_text)
 
-    async def generate(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[TokenOutput, None]:
-        """The tokens of a prompt as they come; `index` tells the completions of `params.n` apart.
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **other: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The output of a prompt as it grows, as in vLLM: `sampling_params.output_kind` says what each output holds.
 
-        Closing the generator, or cancelling its task, cancels the request. UsageError: the request cannot be served.
-        DistmkError: the engine has ended.
+        sampling_params: None: the model's, as of `LLM.generate`. request_id: by which `abort` knows the request; None: a new
+        one. `other`: as of `LLM.generate`. Closing the generator, or cancelling its task, cancels the request. UsageError: it
+        cannot be served, or its id is in use. DistmkError: the engine has ended.
         """
+        check_absent(other, GENERATE, AsyncLLM.generate)
+        params = self._llm.inputs.default_params() if sampling_params is None else sampling_params
+        name = request_id if request_id is not None else uuid.uuid4().hex
+        async with self._named_stream(name, prompt, params) as stream:
+            completions = [CompletionSoFar(request) for request in stream.requests]
+            async for outputs in stream:
+                for output in outputs:
+                    completions[output.index].add(output)
+                if params.output_kind is not RequestOutputKind.FINAL_ONLY or all(each.is_over for each in completions):
+                    yield output_so_far(completions, params.output_kind)
+
+    def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `generate`, of a conversation through the chat template. `options`: as of `LLM.chat`."""
+        own, other = split_chat_options(options)
+        return self.generate(chat_prompt(messages, own), sampling_params, request_id, **other)
+
+    async def stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[TokenOutput, None]:
+        """The tokens of a prompt as they come; `index` tells the completions of `params.n` apart. Errors: as of `generate`."""
         async with self.submit([prompt], params) as stream:
             async for outputs in stream:
                 for output in outputs:
                     yield output
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests of `generate`: the last output of each has the finish reason abort. Ids that are not running are left."""
+        for name in [request_id] if isinstance(request_id, str) else list(request_id):
+            if name in self._named:
+                self._named[name].abort()
 
     def submit(self, prompts: Prompts, params: SamplingParams, *, must_fit: bool = False) -> TokenStream:
         """The completions of several prompts in one stream: `index` is the prompt's number * n + the completion's number.
@@ -114,12 +153,13 @@ class AsyncLLM:
         """
         loop = asyncio.get_running_loop()
         if self._mailbox is None or self._mailbox.loop is not loop:
-            self._mailbox = _Mailbox(loop)
-        return TokenStream(self._llm, self._mailbox, prompts, params, must_fit)
+            self._mailbox = Mailbox(loop)
+        return TokenStream(self._llm, self._mailbox, self._with_template(prompts), params, must_fit)
 
     async def tokenize(self, prompt: str | ChatPrompt) -> list[int]:
         """Token ids of text or a conversation, of any number. UsageError: see `InputProcessor.encode`."""
-        encoded = await in_thread_if_long(lambda: self._llm.inputs.encode(prompt), text_size(prompt))
+        given = self._with_template(prompt)
+        encoded = await in_thread_if_long(lambda: self._llm.inputs.encode(given), text_size(prompt))
         return encoded.token_ids
 
     async def detokenize(self, ids: Sequence[int]) -> str:
@@ -147,134 +187,51 @@ class AsyncLLM:
         """DistmkError: the engine has ended."""
         return self._llm.stats()
 
+    def close(self) -> None:
+        """Free the model, if it was loaded here. Requests that run end with Interrupted."""
+        if self._owned is not None:
+            self._owned.close()
 
-class TokenStream:
-    """Lists of tokens, each with all tokens since the last list. It is an async context; its end cancels unfinished requests."""
+    def __enter__(self) -> AsyncLLM:
+        return self
 
-    def __init__(
-        self, llm: EngineClient, mailbox: _Mailbox, prompts: Prompts, params: SamplingParams, must_fit: bool
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._llm, self._mailbox = llm, mailbox
-        self._prompts, self._params, self._must_fit = prompts, params, must_fit
-        self._inbox = _Inbox()
-        self._requests: list[Request] = []  # by index
-        self._running: set[int] = set()
+        self.close()
 
-    async def __aenter__(self) -> TokenStream:
-        num_prompts = len(self._prompts) if isinstance(self._prompts, list) else 1
-        size = text_size(self._prompts) + _REQUEST_CHARS * self._params.n * num_prompts
-        self._requests = await in_thread_if_long(self._make_requests, size)
-        try:
-            for request in self._requests:
-                await asyncio.sleep(0)  # others go on between the completions of a large request
-                self._llm.add_request(request, functools.partial(self._mailbox.deliver, self._inbox))
-                self._running.add(request.index)
-        except BaseException:
-            self._cancel()
-            raise
+    async def __aenter__(self) -> AsyncLLM:
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cancel()
+        self.close()
 
-    async def __aiter__(self) -> AsyncIterator[list[TokenOutput]]:
-        while self._running:
-            outputs = []
-            for output in await self._inbox.take():
-                if isinstance(output, BaseException):
-                    self._running.clear()  # ended with the engine
-                    raise output.with_traceback(None)
-                if output.finish_reason is not None:
-                    self._running.discard(output.index)
-                outputs.append(output)
-            yield outputs
+    @contextlib.asynccontextmanager
+    async def _named_stream(self, name: str, prompt: Prompt, params: SamplingParams) -> AsyncIterator[TokenStream]:
+        """The stream of one prompt, which `abort` finds by its name while the block lasts."""
+        if name in self._named:
+            raise UsageError(f"request_id {shown(name)} is running already; give each request another one")
+        stream = self._named[name] = self.submit([read_prompt(prompt)], params)
+        try:
+            async with stream:
+                for request in stream.requests:
+                    request.request_id = name
+                yield stream
+        finally:
+            del self._named[name]
 
-    @property
-    def prompts(self) -> list[list[int]]:
-        """The token ids of each prompt, once the stream is entered."""
-        return [request.prompt_ids for request in self._requests if not request.number]
-
-    def prompt_logprobs(self, index: int) -> Sequence[Mapping[int, Logprob] | None] | None:
-        """Log probabilities of the prompt of completion `index` by position, None for the first; known with its first token."""
-        return self._requests[index].prompt_logprobs
-
-    def _make_requests(self) -> list[Request]:
-        requests = self._llm.inputs.make_requests(self._prompts, self._params)
-        for request in requests if self._must_fit else ():
-            check_max_tokens(request, self._llm.inputs.max_model_len)
-        return requests
-
-    def _cancel(self) -> None:
-        if self._running:
-            self._llm.cancel(*(self._requests[index] for index in self._running))
-            self._running.clear()
+    def _with_template(self, prompts: Any) -> Any:
+        """`prompts`, of which conversations without a template of their own have that of this model."""
+        if self._chat_template is None:
+            return prompts
+        if isinstance(prompts, list):
+            return [self._with_template(each) for each in prompts] if _has_chat(prompts) else prompts
+        if isinstance(prompts, ChatPrompt) and prompts.chat_template is None:
+            return replace(prompts, chat_template=self._chat_template)
+        return prompts
 
 
-async def in_thread_if_long(work: Callable[[], T], num_chars: int) -> T:
-    """Do work on text of `num_chars` characters, in a thread if it is long."""
-    return await asyncio.to_thread(work) if num_chars >= LONG_CHARS else work()
-
-
-def text_size(prompts: object) -> int:
-    """About how many characters and token ids a prompt or a list of prompts has. A prompt that is not easily counted is long."""
-    if isinstance(prompts, list):
-        return len(prompts) + sum(map(_size, prompts[:LONG_CHARS]))
-    return _size(prompts)
-
-
-def _size(prompt: object) -> int:
-    if isinstance(prompt, str | list):
-        return len(prompt)
-    if isinstance(prompt, ChatPrompt) and isinstance(prompt.messages, list):
-        return sum(map(_message_size, prompt.messages)) + (LONG_CHARS if prompt.tools else 0)
-    return 0 if isinstance(prompt, int) else LONG_CHARS
-
-
-def _message_size(message: object) -> int:
-    """Characters of a message and of the template around it, nearly."""
-    content = message.get("content") if isinstance(message, Mapping) else ()
-    return 32 + (len(content) if isinstance(content, str) else LONG_CHARS if content else 0)
-
-
-class _Inbox:
-    """Outputs for one stream, on the event loop's thread."""
-
-    def __init__(self) -> None:
-        self._items: list[TokenOutput | BaseException] = []
-        self._came = asyncio.Event()
-
-    def put(self, output: TokenOutput | BaseException) -> None:
-        self._items.append(output)
-        self._came.set()
-
-    async def take(self) -> list[TokenOutput | BaseException]:
-        """All outputs since the last call, at least one."""
-        await self._came.wait()
-        self._came.clear()
-        items, self._items = self._items, []
-        return items
-
-
-class _Mailbox:
-    """Moves outputs from the engine's thread to the event loop: one wake-up for all that came since the last one."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._items: deque[tuple[_Inbox, TokenOutput | BaseException]] = deque()
-        self._woken = False
-
-    def deliver(self, inbox: _Inbox, output: TokenOutput | BaseException) -> None:
-        """On the engine's thread."""
-        self._items.append((inbox, output))
-        if not self._woken:
-            self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody reads
-                self.loop.call_soon_threadsafe(self._distribute)
-
-    def _distribute(self) -> None:
-        self._woken = False  # before the items are taken: one that comes later wakes the loop again
-        while self._items:
-            inbox, output = self._items.popleft()
-            inbox.put(output)
+def _has_chat(prompts: list[Any]) -> bool:
+    return any(isinstance(each, ChatPrompt) for each in prompts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,7 +48,7 @@ class InputProcessor:
     share it.
 
     `no_tokenizer`: what to say of a prompt of text if there is no tokenizer. `eos_ids`: the model's end tokens.
-    `sampling_defaults`: see `generation_config`. `seeds`: for requests without a seed of their own.
+    `sampling_defaults`: see `generation_config`. `seeds`: for requests without a seed of their own. `ids`: numbers of prompts.
     """
 
     vocab_size: int
@@ -59,6 +59,7 @@ class InputProcessor:
     eos_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     seeds: RequestSeeds = field(default_factory=lambda: RequestSeeds(None))
+    ids: Iterator[int] = field(default_factory=itertools.count)
 
     def default_params(self) -> SamplingParams:
         """The parameters of a prompt that comes without any."""
@@ -75,6 +76,7 @@ class InputProcessor:
             self._check_params(one)
             encoded = self.encode(prompt)
             self._check_ids(encoded.token_ids, is_text=isinstance(prompt, str))
+            request_id = str(next(self.ids))
             for number, completion in enumerate(_each_completion(one)):
                 requests.append(
                     Request(
@@ -84,6 +86,7 @@ class InputProcessor:
                         prompt=encoded.text,
                         index=len(requests),
                         number=number,
+                        request_id=request_id,
                     )
                 )
         for request in requests:

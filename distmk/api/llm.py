@@ -211,8 +211,7 @@ class LLM(LLMEngine):
 
         A message is {"role": "user", "content": text} as in OpenAI's API. To stream: `stream(ChatPrompt(messages))`.
         """
-        own = {name: value for name, value in options.items() if name in _CHAT or name not in GENERATE}
-        other: dict[str, Any] = {name: value for name, value in options.items() if name not in own}
+        own, other = split_chat_options(options)
         return self.generate(chat_prompt(messages, own), sampling_params, use_tqdm=use_tqdm, **other)
 
     def render_chat(self, messages: Conversation, **options: Any) -> list[int]:
@@ -250,3 +249,9 @@ class LLM(LLMEngine):
 
     def __enter__(self) -> LLM:
         return self
+
+
+def split_chat_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of a conversation, and arguments of vLLM's generate that distmk does not have."""
+    other = {name: value for name, value in options.items() if name in GENERATE and name not in _CHAT}
+    return {name: value for name, value in options.items() if name not in other}, other

@@ -17,8 +17,11 @@ __all__ = [
     "EngineStats",
     "Logprob",
     "RequestOutput",
+    "RequestStateStats",
     "TokenOutput",
     "Tokenizer",
+    "metrics_of",
+    "ms_per_token",
     "output_of",
     "outputs_of",
     "token_string",
@@ -47,11 +50,30 @@ class CompletionOutput:
 
 
 @dataclass(frozen=True)
+class RequestStateStats:
+    """When things happened to a request, in vLLM's form: of the first completion. 0: not yet.
+
+    arrival_time: seconds since 1970. queued_ts, scheduled_ts, first_token_ts, last_token_ts: seconds of the monotonic clock at
+    which it was submitted, sent to the launch, and got its first and last token. first_token_latency: seconds from the
+    submission to the first token.
+    """
+
+    num_generation_tokens: int = 0
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    first_token_latency: float = 0.0
+
+
+@dataclass(frozen=True)
 class RequestOutput:
     """A prompt and its `n` completions, in vLLM's form.
 
-    num_cached_tokens: of the prompt, those whose keys and values were cached; None if it has no token yet. prompt_logprobs: for
-    every token of the prompt, if they were asked for, as of a completion; None for the first one.
+    request_id: the one given to `AsyncLLM.generate`; else the number of the prompt among all of its `LLM`. metrics: when things
+    happened. num_cached_tokens: of the prompt, those whose keys and values were cached; None if it has no token yet.
+    prompt_logprobs: for every token of the prompt, if they were asked for, as of a completion; None for the first one.
     """
 
     prompt: str | None
@@ -59,6 +81,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    request_id: str = ""
+    metrics: RequestStateStats | None = None
 
     @property
     def finished(self) -> bool:
@@ -68,8 +92,7 @@ class RequestOutput:
 
 def output_of(request: Request) -> RequestOutput:
     """The prompt of a request and its tokens so far."""
-    count, logprobs = len(request.token_ids), request.logprobs
-    ms_per_token = 1e3 * (request.last_s - request.first_s) / (count - 1) if count > 1 else 0.0
+    logprobs = request.logprobs
     total = None
     if logprobs is not None:
         total = sum(found[token].logprob for token, found in zip(request.token_ids, logprobs, strict=True))
@@ -77,14 +100,37 @@ def output_of(request: Request) -> RequestOutput:
         request.token_ids,
         "".join(request.pieces),
         request.finish_reason,
-        ms_per_token,
+        ms_per_token(request, len(request.token_ids)),
         request.number,
         total,
         logprobs,
         request.stop_reason,
     )
     return RequestOutput(
-        request.prompt, request.prompt_ids, [completion], request.num_cached_tokens, request.prompt_logprobs
+        request.prompt,
+        request.prompt_ids,
+        [completion],
+        request.num_cached_tokens,
+        request.prompt_logprobs,
+        request.request_id,
+        metrics_of(request),
+    )
+
+
+def ms_per_token(request: Request, num_tokens: int) -> float:
+    """Mean time between `num_tokens` tokens, of which the last one came last."""
+    return 1e3 * (request.last_s - request.first_s) / (num_tokens - 1) if num_tokens > 1 else 0.0
+
+
+def metrics_of(request: Request) -> RequestStateStats:
+    return RequestStateStats(
+        len(request.token_ids),
+        request.arrival_time,
+        request.queued_s,
+        request.scheduled_s,
+        request.first_s,
+        request.last_s,
+        request.first_s - request.queued_s if request.first_s else 0.0,
     )
 
 

@@ -15,6 +15,7 @@ from distmk.api.llm import LLM
 from distmk.api.output_parsers import AUTO, NONE, REASONING, TOOLS
 from distmk.cli.model_options import add_engine_options, add_model_options, engine_args
 from distmk.cli.serve_access import access_of, add_access_options
+from distmk.cli.serve_http import add_http_options, http_of
 from distmk.cli.together import launcher_rank, refusing_together
 from distmk.errors import UsageError
 
@@ -90,6 +91,7 @@ def add_to(commands: Any) -> None:
         help="from info on, a line on stderr for each request; debug has those of /health and /metrics too (default: DISTMK_LOG, "
         "or else info)",
     )
+    add_http_options(parser)
     add_access_options(parser)
     parser.add_argument(
         "--idle",
@@ -145,6 +147,7 @@ def _config(arguments: argparse.Namespace) -> ServerConfig:
         drain_s=arguments.drain,
         write_timeout_s=arguments.write_timeout,
         log_level=arguments.log_level,
+        **http_of(arguments),
         **access_of(arguments),
     )
 

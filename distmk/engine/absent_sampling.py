@@ -33,7 +33,6 @@ SAMPLING: Mapping[str, Absent] = {
     "trace_decode_token_ids": Absent(([],), "prompt_logprobs scores given tokens"),
     "routed_experts_prompt_start": TUNES,
     "skip_reading_prefix_cache": TUNES,
-    "output_kind": TUNES,
     "output_text_buffer_length": TUNES,
     "stream_interval": TUNES,
     "skip_clone": TUNES,

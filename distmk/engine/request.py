@@ -31,8 +31,8 @@ class Request:
     """The parameters of a request, its tokens so far, who gets them, and where the request is.
 
     `prompt`: its text, if it was text. `index`: its number among all completions of its call. `number`: its number among the
-    completions of its prompt. `tokenizer`: None if the model has none. `engine_seed`: drawn from the engine's seed if the
-    parameters have no seed.
+    completions of its prompt, which have one `request_id`. `tokenizer`: None if the model has none. `engine_seed`: drawn from
+    the engine's seed if the parameters have no seed.
 
     A request waits, or it is in an entry of a launch's request table (`entry`), or it is over (`finish_reason`). A launch puts
     it back for lack of KV pages; it then waits again, and goes on with its tokens so far as part of the prompt.
@@ -45,6 +45,8 @@ class Request:
     index: int = 0
     number: int = 0
     engine_seed: int | None = None
+    request_id: str = ""
+    arrival_time: float = field(default_factory=time.time)  # seconds since 1970
 
     # What has come of it.
     token_ids: list[int] = field(default_factory=list)
@@ -54,7 +56,9 @@ class Request:
     logprobs: list[dict[int, Logprob]] | None = None  # of each token
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of each token of the prompt so far
     num_cached_tokens: int | None = None  # of the prompt; known with the first token
-    first_s: float = 0.0  # when the first and the last token came
+    queued_s: float = 0.0  # on the monotonic clock, when it was submitted, first sent to a launch, and got tokens
+    scheduled_s: float = 0.0
+    first_s: float = 0.0
     last_s: float = 0.0
 
     # Where it is.
@@ -108,6 +112,7 @@ class Request:
             raise UsageError("a request is being served already; make another one for each call")
         self.is_submitted, self.deliver = not self.is_over, deliver
         self.wait()
+        self.queued_s = self.waiting_since_s
 
     def wait(self) -> None:
         """It waits for an entry: it is new, or a launch had no pages left for it."""
@@ -126,7 +131,7 @@ class Request:
 
     def append(self, event: Token) -> TokenOutput:
         """Add a token. The launch knows neither stop tokens of a request nor stop strings, so a request ends here by either."""
-        self.last_s = time.perf_counter()
+        self.last_s = time.monotonic()
         self.first_s = self.first_s or self.last_s
         self.token_ids.append(event.token)
         reason = None if event.finish == FinishReason.NONE else FinishReason(event.finish).name.lower()

@@ -174,6 +174,7 @@ class RequestTable:
             request.entry, request.launch_id = entry, launch_id = self._free.pop(), self._next_id
             self._next_id = (launch_id + 1) & 0xFFFFFFFF
             self._sent[launch_id] = request
+            request.scheduled_s = request.scheduled_s or time.monotonic()
             self._write(request, entry)
             self._launch.upload_request(entry)
             block.write_command(CommandKind.ADD, entry, launch_id)

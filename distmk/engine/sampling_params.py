@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from distmk.absent_parameters import UnsupportedError, refusal, suggestion, takes_absent
 from distmk.engine.absent_sampling import SAMPLING
+from distmk.errors import UsageError, shown
 from distmk.parameter_checks import biases, flag, real, strings, token_ids, whole
 from distmk.text.stop_strings import check_stop_strings
 
@@ -17,6 +19,14 @@ MAX_TEMPERATURE = 100.0
 MAX_COMPLETIONS = 128  # of one prompt
 _MOST = (1 << 31) - 1
 _SEEDS = (-(1 << 63), (1 << 63) - 1)
+
+
+class RequestOutputKind(Enum):
+    """What the outputs of `AsyncLLM.generate` hold, as in vLLM."""
+
+    CUMULATIVE = 0  # all tokens so far
+    DELTA = 1  # those since the last output
+    FINAL_ONLY = 2  # all tokens, in one output
 
 
 @takes_absent(SAMPLING)
@@ -43,7 +53,8 @@ class SamplingParams:
     tokens. `skip_special_tokens`: the text leaves special tokens out.
 
     `logprobs`: how many of the most probable tokens get a log probability at every position of the completion, beside the
-    token itself; 0: the token alone; None: no log probabilities. `prompt_logprobs`: the same for the prompt.
+    token itself; 0: the token alone; None: no log probabilities. `prompt_logprobs`: the same for the prompt. `output_kind`: of
+    the outputs of `AsyncLLM.generate`.
     """
 
     max_tokens: int | None = 64
@@ -65,6 +76,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
@@ -84,6 +96,7 @@ class SamplingParams:
             "stop_token_ids": token_ids("stop_token_ids", self.stop_token_ids),
             "include_stop_str_in_output": flag("include_stop_str_in_output", self.include_stop_str_in_output),
             "skip_special_tokens": flag("skip_special_tokens", self.skip_special_tokens),
+            "output_kind": _output_kind(self.output_kind),
         }
         if self.max_tokens is not None:
             checked["max_tokens"] = whole(
@@ -117,3 +130,12 @@ class SamplingParams:
     def checked(self, **changes: object) -> SamplingParams:
         """A copy with `changes`, whose values are checked again. UsageError: one is wrong."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _output_kind(value: object) -> RequestOutputKind:
+    """UsageError: it is none."""
+    try:
+        return RequestOutputKind(getattr(value, "value", value))  # vLLM's own kinds have the same values
+    except ValueError:
+        names = ", ".join(f"RequestOutputKind.{each.name}" for each in RequestOutputKind)
+        raise UsageError(f"output_kind is {shown(value)}; expected {names}") from None

@@ -21,7 +21,14 @@ from distmk.server.config import ServerConfig
 from distmk.server.errors import ApiError
 
 OPEN_PATHS = ("/", "/health", "/metrics", "/stats", "/version")  # without a key, as in vLLM
+PAGE_FILES = "/page/"
 _SILENCE_S = 2.0  # after which a client that neither sends more of a refused body nor leaves is cut off
+
+
+def is_open(scope: Scope) -> bool:
+    """Whether a path needs no key: the page and what watches the server ask it all the time."""
+    path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+    return path in OPEN_PATHS or path.startswith(PAGE_FILES)
 
 
 class HostCheck:
@@ -124,7 +131,7 @@ class Limits:
         return None
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        if not self._keys or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+        if not self._keys or is_open(scope) or scope["method"] == "OPTIONS":
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip().encode("latin-1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from distmk.errors import DistmkError
-from distmk.server.errors import ERROR_KEY, api_error
+from distmk.server.errors import ERROR_KEY, ApiError, api_error
 
 T = TypeVar("T")
 
@@ -58,20 +58,28 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def event(value: Any) -> str:
+DONE = "data: [DONE]\n\n"  # behind OpenAI's streams of choices
+
+
+def event(value: Any, name: str | None = None) -> str:
     """A server-sent event."""
-    return f"data: {to_json(value)}\n\n"
+    return ("" if name is None else f"event: {name}\n") + f"data: {to_json(value)}\n\n"
 
 
 class EventStream(Response):
-    """Sends text in pieces of whole events, and [DONE] at the end. `resources` are closed with it, also if the client leaves."""
+    """Sends text in pieces of whole events. `failure`: the events that end a stream which has met an error. `resources` are
+    closed with it, also if the client leaves.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], resources: AsyncExitStack) -> None:
+    def __init__(
+        self, events: AsyncIterator[str], failure: Callable[[ApiError], str], resources: AsyncExitStack
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._failure = failure
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,6 +95,5 @@ class EventStream(Response):
         except DistmkError as error:
             known = api_error(error)
             scope[ERROR_KEY] = known.message
-            body = event(known.body())
-            await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+            await send({"type": "http.response.body", "body": self._failure(known).encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,34 +1,17 @@
-"""The JSON bodies of requests: their parameters (OpenAI's, and vLLM's beside them), and how they are read.
-
-JSON is read, and bounded, in little time whatever a client sends, as the event loop waits for it.
-"""
+"""The JSON bodies of requests: their parameters, OpenAI's and vLLM's beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import Request as HttpRequest
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import from_json
-from starlette.responses import Response
 
 from distmk import ChatPrompt, SamplingParams
 from distmk.api.absent_arguments import REQUEST
 from distmk.api.prompts import ChatOptions
 from distmk.server.errors import ApiError, as_bad_request
-from distmk.server.state import ServerState
 
-_BYTES_PER_TOKEN = 64  # about 4 as text, 8 as a number, 12 to 24 as text in escapes; and some prompts at once
-_LEAST_BYTES, _MOST_BYTES = 2 << 20, 32 << 20
-_MAX_VALUES = 1 << 20  # so many numbers take 20 ms to read
-_MAX_NESTED = 1 << 16  # so many objects take 20 ms
-_MAX_NAMES = 1 << 17  # so many take 50 ms if no two are the same
-_MAX_PARAMETERS = 256
-_MAX_ITEMS = 1024  # of a parameter that is a list or an object
-_IN_CONTEXT = ("messages", "tokens")  # each item has a token at least
-_ANY_LENGTH = ("prompt",)  # which is checked outside of the event loop
 _CHOICES = {"tool_choice": "tools", "function_call": "functions"}  # "none" of the one leaves out the other
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 
@@ -66,16 +49,14 @@ Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
-class GenerationBody(Body):
-    """What both endpoints that generate have. `SamplingParams` checks their ranges."""
+class SamplingBody(Body):
+    """What all endpoints that generate have. `SamplingParams` checks the ranges."""
 
     model: str
-    max_tokens: Strict | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Strict | None = None
     min_p: Number | None = None
-    n: Strict | None = None
     seed: Strict | None = None
     stop: Annotated[Annotated[list[str], Field(fail_fast=True)] | None, BeforeValidator(_a_list)] = None
     stop_token_ids: Annotated[list[Strict], Field(fail_fast=True)] | None = None
@@ -88,9 +69,6 @@ class GenerationBody(Body):
     min_tokens: Strict | None = None
     ignore_eos: Flag | None = None
     stream: Flag = False
-    stream_options: StreamOptions | None = None
-    prompt_logprobs: Strict | None = None  # vLLM's: the number of top log probabilities at every position of the prompt
-    return_token_ids: Flag = False  # vLLM's: the ids beside the text
 
     @property
     def only_prompt(self) -> bool:
@@ -109,20 +87,19 @@ class GenerationBody(Body):
     @property
     def num_tokens_asked(self) -> int | None:
         """The tokens of a completion, if the client says."""
-        return self.max_tokens
+        raise NotImplementedError
 
     @property
     def names(self) -> Mapping[str, str]:
         """See `as_bad_request`."""
         return {"prompt": "prompt"}
 
-    @property
-    def options(self) -> StreamOptions:
-        return self.stream_options or StreamOptions()
+    def check_stream(self) -> None:
+        """ApiError: parameters that go only with a stream, or only without one."""
 
     def sampling_params(self, defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
         """The parameters given, `fields`, and the model's `defaults` for others. ApiError: a value out of range."""
-        given = {name: getattr(self, name) for name in _SAMPLING} | fields
+        given = {name: getattr(self, name, None) for name in _SAMPLING} | fields
         with as_bad_request(self.names):
             return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
 
@@ -145,6 +122,30 @@ _SAMPLING = (
     "min_tokens",
     "ignore_eos",
 )
+
+
+class GenerationBody(SamplingBody):
+    """What /v1/completions and /v1/chat/completions have."""
+
+    max_tokens: Strict | None = None
+    n: Strict | None = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: Strict | None = None  # vLLM's: the number of top log probabilities at every position of the prompt
+    return_token_ids: Flag = False  # vLLM's: the ids beside the text
+
+    @property
+    def num_tokens_asked(self) -> int | None:
+        return self.max_tokens
+
+    def check_stream(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream: true", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(400, "prompt_logprobs does not go with stream: true", "prompt_logprobs")
+
+    @property
+    def options(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
 
 
 class CompletionBody(GenerationBody):
@@ -238,65 +239,3 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: Annotated[list[Strict], Field(fail_fast=True)]
-
-
-def fitting_body_bytes(max_model_len: int) -> int:
-    """The most bytes of a body for a model with a context of `max_model_len` tokens."""
-    return min(max(_LEAST_BYTES, _BYTES_PER_TOKEN * max_model_len), _MOST_BYTES)
-
-
-def bounded_route(state: ServerState) -> type[APIRoute]:
-    """The route class for one server: it reads bodies with the bounds of this module."""
-
-    class BoundedRequest(HttpRequest):
-        async def json(self) -> Any:
-            if not hasattr(self, "_json"):
-                self._json = read_json(await self.body(), state.llm.max_model_len)
-            return self._json
-
-    class BoundedRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def bounded(request: HttpRequest) -> Response:
-                return await handle(BoundedRequest(request.scope, request.receive))
-
-            return bounded
-
-    return BoundedRoute
-
-
-def read_json(body: bytes, max_model_len: int) -> Any:
-    """The value that `body` is, none of whose parameters is too long to be checked item by item.
-
-    ApiError: it is not JSON, or too large in one of its parts.
-    """
-    # Text may have these characters too; a text with so many has more tokens than the context.
-    max_values, max_nested = max(_MAX_VALUES, 4 * max_model_len), max(_MAX_NESTED, max_model_len // 4)
-    if body.count(b",") > max_values:
-        raise ApiError(400, f"the body has more than {max_values} values; send fewer in one request")
-    max_names = max(_MAX_NAMES, max_model_len)
-    if body.count(b":") > max_names:
-        raise ApiError(400, f"the body has more than {max_names} names; send fewer in one request")
-    if body.count(b"[") + body.count(b"{") > max_nested:
-        raise ApiError(400, f"the body has more than {max_nested} lists and objects; send fewer in one request")
-    try:
-        # It takes a third of the time of `json` in bad cases, and refuses deep nesting. A cache of strings doubles the time
-        # of names that all differ.
-        value = from_json(body, cache_strings="none")
-    except ValueError as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from None
-    if isinstance(value, dict):
-        _check_sizes(value, max_model_len)
-    return value
-
-
-def _check_sizes(body: dict[str, Any], max_model_len: int) -> None:
-    if len(body) > _MAX_PARAMETERS:
-        raise ApiError(400, f"the body has {len(body)} parameters; at most {_MAX_PARAMETERS} can be given")
-    for name, value in body.items():
-        if not isinstance(value, list | dict) or name in _ANY_LENGTH:
-            continue
-        most = max_model_len if name in _IN_CONTEXT else _MAX_ITEMS
-        if len(value) > most:
-            raise ApiError(400, f"{name[:60]} has {len(value)} entries; at most {most} can be given", name[:60])

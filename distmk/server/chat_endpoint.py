@@ -10,15 +10,17 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from distmk import SamplingParams, TokenOutput
-from distmk.server.bodies import ChatCompletionBody, bounded_route
+from distmk.server.answer_reader import chat_params, make_readers
+from distmk.server.bodies import ChatCompletionBody
+from distmk.server.body_reader import bounded_route
 from distmk.server.chat_message import ChatMessage
 from distmk.server.errors import ApiError
-from distmk.server.generation import Choice, Endpoint, Generation, collect, respond
+from distmk.server.generation import Choice, Generation, collect
 from distmk.server.openai_logprobs import chat_logprobs, prompt_logprobs
+from distmk.server.respond import ChoicesAnswer, Endpoint, respond
 from distmk.server.state import ServerState
 from distmk.server.tools import check_tools
 
-_PROMPT_END_TOKENS = 16  # more than the tags at the end of a prompt have
 ENDPOINT = Endpoint("chat.completion", "chat.completion.chunk", "chatcmpl")
 
 
@@ -29,12 +31,12 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=None)
     async def create(body: ChatCompletionBody, http: HttpRequest) -> Response:
         check_template(state, body.chat_template)
-        check_tools(state, body)
+        check_tools(state, body.tools, body.tool_choice)
 
         async def make_answer(running: Generation) -> _Answer:
             return _Answer(state, body, running)
 
-        return await respond(ENDPOINT, state, http, body, _params(state, body), make_answer)
+        return await respond(state, http, body, _params(state, body), make_answer)
 
     return routes
 
@@ -54,38 +56,21 @@ def _params(state: ServerState, body: ChatCompletionBody) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    defaults = {"max_tokens": None, **state.llm.sampling_defaults}
-    fields: dict[str, Any] = {"max_tokens": asked, "logprobs": num_top, "prompt_logprobs": body.prompt_logprobs}
-    tools = state.parsers.tools if body.tools else None
-    if tools is not None and tools.shows_special_tokens:
-        fields["skip_special_tokens"] = False
-    return body.sampling_params(defaults, **fields)
+    given = {"max_tokens": asked, "logprobs": num_top, "prompt_logprobs": body.prompt_logprobs}
+    return chat_params(state, body, body.tools, **given)
 
 
-class _Answer:
-    """The answer to one request, whole or in pieces."""
-
+class _Answer(ChoicesAnswer):
     def __init__(self, state: ServerState, body: ChatCompletionBody, running: Generation) -> None:
-        self._state = state
+        super().__init__(ENDPOINT, state.config.served_model_name, running, body.options)
         self._body = body
-        self._running = running
-        self._messages = [self._message(index) for index in range(running.num_choices)]
-        if state.parsers.reasoning is not None:
-            running.num_reasoning_tokens = lambda: sum(each.num_reasoning_tokens for each in self._messages)
-
-    def _message(self, index: int) -> ChatMessage:
-        """The message of a choice, before its first token."""
-        body, parsers, tokenizer = self._body, self._state.parsers, self._state.llm.tokenizer
-        prompt_end = ""
-        if parsers.reasoning is not None and tokenizer is not None:
-            ids = self._running.prompts[index // self._running.params.n][-_PROMPT_END_TOKENS:]
-            prompt_end = tokenizer.decode(ids, skip_special=False)
-        parser = parsers.make(prompt_end, body.tools or None, body.parallel_tool_calls)
-        return ChatMessage(parser, parsers.reasoning is not None, body.include_reasoning)
+        has_reasoning = state.parsers.reasoning is not None
+        readers = make_readers(state, running, body.tools, body.parallel_tool_calls)
+        self._messages = [ChatMessage(reader, has_reasoning, body.include_reasoning) for reader in readers]
 
     async def whole(self) -> Response:
         choices = await collect(self._running, lambda output: self._messages[output.index].add(output))
-        answer = ENDPOINT.head(self._state.config.served_model_name, self._running.record.id)
+        answer = self.head()
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(self._running.prompt_logprobs(0))
         made = [self._whole(choice) for choice in choices]

@@ -5,35 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from distmk import TokenOutput
-from distmk.api.output_parsers import Arguments, CallBegin, Content, Event, OutputParser, Reasoning
+from distmk.api.output_parsers import Arguments, CallBegin, Content, Event, Reasoning
+from distmk.server.answer_reader import AnswerReader
 
 
 class ChatMessage:
     """`has_reasoning`: the model's reasoning is told apart from its answers. `shows_reasoning`: the client wants to see it."""
 
-    def __init__(self, parser: OutputParser, has_reasoning: bool, shows_reasoning: bool = True) -> None:
-        self._parser = parser
+    def __init__(self, reader: AnswerReader, has_reasoning: bool, shows_reasoning: bool = True) -> None:
+        self._reader = reader
         self._has_reasoning = has_reasoning
         self._shows_reasoning = shows_reasoning
         self._begun = False
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[tuple[CallBegin, list[str]]] = []
-        self.num_reasoning_tokens = 0
 
     def add(self, output: TokenOutput) -> list[dict[str, Any]]:
         """The deltas that a token adds. The first one names the role, also where there is nothing to show yet."""
-        was_reasoning = self._parser.is_reasoning
-        events = self._parser.push(output.text)
-        self.num_reasoning_tokens += output.token_id >= 0 and (was_reasoning or self._parser.is_reasoning)
-        if output.finish_reason is not None:
-            events += self._parser.finish()
-        deltas = [delta for event in events if (delta := self._delta(event)) is not None]
+        deltas = [delta for event in self._reader.read(output) if (delta := self._delta(event)) is not None]
         if not self._begun:
             self._begun = True
             first = deltas[0] if deltas else {}
             # As by OpenAI, the content of a message that may turn out to have none is null.
-            content = {} if "reasoning_content" in first else {"content": None if self._parser.divides else ""}
+            content = {} if "reasoning_content" in first else {"content": None if self._reader.divides else ""}
             deltas = [{"role": "assistant", **content, **first}, *deltas[1:]]
         return deltas
 

@@ -11,11 +11,13 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from distmk import SamplingParams, TokenOutput
-from distmk.api.async_llm import in_thread_if_long, text_size
-from distmk.server.bodies import DEFAULT_COMPLETION_TOKENS, CompletionBody, bounded_route
+from distmk.api.token_stream import in_thread_if_long, text_size
+from distmk.server.bodies import DEFAULT_COMPLETION_TOKENS, CompletionBody
+from distmk.server.body_reader import bounded_route
 from distmk.server.errors import ApiError
-from distmk.server.generation import Choice, Endpoint, Generation, collect, respond
+from distmk.server.generation import Choice, Generation, collect
 from distmk.server.openai_logprobs import ScoredToken, TextOffsets, completion_logprobs, prompt_logprobs, scored_prompt
+from distmk.server.respond import ChoicesAnswer, Endpoint, respond
 from distmk.server.state import ServerState
 
 ENDPOINT = Endpoint("text_completion", "text_completion", "cmpl")
@@ -30,7 +32,7 @@ def router(state: ServerState) -> APIRouter:
         async def make_answer(running: Generation) -> _Answer:
             return _Answer(state, body, await _make_echoes(state, body, running.prompts), running)
 
-        return await respond(ENDPOINT, state, http, body, _params(state, body), make_answer)
+        return await respond(state, http, body, _params(state, body), make_answer)
 
     return routes
 
@@ -72,14 +74,12 @@ async def _make_echoes(state: ServerState, body: CompletionBody, prompts: list[l
     return await in_thread_if_long(lambda: list(map(make, given, prompts)), size)
 
 
-class _Answer:
-    """The answer to one request, whole or in pieces."""
-
+class _Answer(ChoicesAnswer):
     def __init__(self, state: ServerState, body: CompletionBody, echoes: list[_Echo], running: Generation) -> None:
+        super().__init__(ENDPOINT, state.config.served_model_name, running, body.options)
         self._state = state
         self._body = body
         self._echoes = echoes
-        self._running = running
         self._begun: set[int] = set()  # choices of which a piece was sent
         self._offsets = [TextOffsets(len(self._echo(choice).text)) for choice in range(running.num_choices)]
 
@@ -88,8 +88,7 @@ class _Answer:
 
     async def whole(self) -> Response:
         choices = [self._whole(choice) for choice in await collect(self._running)]
-        answer = ENDPOINT.head(self._state.config.served_model_name, self._running.record.id)
-        return JSONResponse({**answer, "choices": choices, "usage": self._running.usage()})
+        return JSONResponse({**self.head(), "choices": choices, "usage": self._running.usage()})
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         made = self._choice(choice, begins=True)

@@ -13,11 +13,15 @@ class ServerConfig:
     other_model_names: tuple[str, ...] = ()  # that requests may use as well
     api_keys: tuple[str, ...] = ()  # none: every client may ask
     host: str = "localhost"  # that the server listens on
+    root_path: str = ""  # in front of the paths of routes, where a proxy serves this server under a path
+    ssl_certfile: str | None = None  # with ssl_keyfile: HTTPS
+    ssl_keyfile: str | None = None
     allowed_hosts: tuple[str, ...] = ()  # further names in the header Host; *.NAME, or * for any
     allowed_origins: tuple[str, ...] = ()  # of web pages that may ask; * for any
     allowed_methods: tuple[str, ...] = ("*",)  # of such pages
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
+    chat_template: str | None = None  # of conversations that bring none; None: the model's
     trust_request_chat_template: bool = False  # templates of requests are rendered, instead of the model's
     reasoning_parser: str = "auto"  # or a name, or none
     tool_call_parser: str = "auto"

@@ -119,7 +119,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._refused = True
         self._stop_header_timer()
         self.transport.write(_REFUSAL % b"431 Request Header Fields Too Large")
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # with TLS it cannot
+            self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
 
     def _refuse(self, status: bytes) -> None:

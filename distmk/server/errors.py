@@ -120,7 +120,7 @@ def _invalid(error: Mapping[str, Any]) -> ApiError:
     if not where:
         return ApiError(400, "the body is not a JSON object; send one, with the header content-type: application/json")
     if kind == "extra_forbidden":
-        message = refusal(name, error["input"], REQUEST) if name in REQUEST else None
+        message = refusal(where[-1], error["input"], REQUEST) if where[-1] in REQUEST else None
         return ApiError(400, message or f"{name} is not a parameter that this server supports; leave it out", name)
     if kind == "missing":
         return ApiError(400, f"{name} is missing", name)

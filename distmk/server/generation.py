@@ -1,27 +1,21 @@
-"""One request for completions: from its body to its answer, whole or as a stream. Both endpoints that generate have this."""
+"""The completions of one request, under way."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-
-from fastapi import Request as HttpRequest
-from starlette.responses import Response
+from typing import Any
 
 from distmk import SamplingParams, TokenOutput
-from distmk.api.async_llm import TokenStream
 from distmk.api.outputs import Logprob
+from distmk.api.token_stream import TokenStream
 from distmk.errors import DistmkError
-from distmk.server.answers import EventStream, event, whole_answer
-from distmk.server.bodies import GenerationBody, StreamOptions
-from distmk.server.errors import ApiError, as_bad_request
+from distmk.server.bodies import SamplingBody
 from distmk.server.metrics import RequestTimes
 from distmk.server.openai_logprobs import ScoredToken, scored
-from distmk.server.request_log import LogRecord, record_of
+from distmk.server.request_log import LogRecord
 from distmk.server.state import ServerState
 
 
@@ -59,55 +53,6 @@ class Choice:
     @property
     def text(self) -> str:
         return "".join(self.texts)
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """How an endpoint calls its answers, their pieces and ids."""
-
-    kind: str
-    piece_kind: str
-    id_prefix: str
-
-    def head(self, model: str, request_id: str, is_piece: bool = False) -> dict[str, Any]:
-        """What every answer, and every piece of one, begins with."""
-        kind = self.piece_kind if is_piece else self.kind
-        return {
-            "id": f"{self.id_prefix}-{request_id}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-        }
-
-
-class Answer(Protocol):
-    """The answer to one request, whole or in pieces."""
-
-    async def whole(self) -> Response: ...
-
-    def pieces(self, output: TokenOutput) -> list[dict[str, Any]]:
-        """The choices of the events that show `output`."""
-        ...
-
-
-async def respond(
-    endpoint: Endpoint,
-    state: ServerState,
-    http: HttpRequest,
-    body: GenerationBody,
-    params: SamplingParams,
-    make_answer: Callable[[Generation], Awaitable[Answer]],
-) -> Response:
-    """Generate what `body` asks for, and answer whole or as a stream. ApiError: it cannot be served, or too many wait."""
-    _check_stream(body)
-    async with AsyncExitStack() as stack:
-        with as_bad_request(body.names):
-            running = await stack.enter_async_context(_generation(state, body, params, record_of(http.scope)))
-            answer = await make_answer(running)
-        if not body.stream:
-            return await whole_answer(http, answer.whole())
-        beginning = endpoint.head(state.config.served_model_name, running.record.id, is_piece=True)
-        return EventStream(_events(running, beginning, answer.pieces, body.options), stack.pop_all())
 
 
 class Generation:
@@ -151,6 +96,7 @@ class Generation:
         prompt = sum(map(len, self.prompts))
         new = 0 if self._only_prompt else sum(times.num_tokens for times in self._times)
         usage: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + new, "completion_tokens": new}
+        usage["prompt_tokens_details"] = {"cached_tokens": self._stream.num_cached_tokens}
         if self.num_reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens()}
         return usage
@@ -195,8 +141,8 @@ class Generation:
 
 
 @contextlib.asynccontextmanager
-async def _generation(
-    state: ServerState, body: GenerationBody, params: SamplingParams, record: LogRecord
+async def generation(
+    state: ServerState, body: SamplingBody, params: SamplingParams, record: LogRecord
 ) -> AsyncIterator[Generation]:
     """Completions under way; the end of the block cancels unfinished ones.
 
@@ -216,14 +162,6 @@ async def _generation(
                 running.close()
 
 
-def _check_stream(body: GenerationBody) -> None:
-    """ApiError: parameters that go only with a stream, or only without one."""
-    if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options needs stream: true", "stream_options")
-    if body.prompt_logprobs is not None and body.stream:
-        raise ApiError(400, "prompt_logprobs does not go with stream: true", "prompt_logprobs")
-
-
 async def collect(running: Generation, each: Callable[[TokenOutput], object] | None = None) -> list[Choice]:
     """All choices, whole; `each`, if given, is called with every token. DistmkError: the engine has ended."""
     choices = [Choice(index) for index in range(running.num_choices)]
@@ -233,24 +171,3 @@ async def collect(running: Generation, each: Callable[[TokenOutput], object] | N
             if each is not None:
                 each(output)
     return choices
-
-
-async def _events(
-    running: Generation,
-    beginning: dict[str, Any],
-    pieces: Callable[[TokenOutput], list[dict[str, Any]]],
-    options: StreamOptions,
-) -> AsyncIterator[str]:
-    """The events of a stream: those of each token that is shown, with a choice each, then the usage."""
-
-    def one(choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> str:
-        more = {"usage": usage} if options.include_usage or options.continuous_usage_stats else {}
-        return event({**beginning, "choices": choices, **more})
-
-    async for outputs in running.outputs():
-        usage = running.usage() if options.continuous_usage_stats else None
-        shown = [choice for output in outputs for choice in pieces(output)]
-        if shown:
-            yield "".join(one([choice], usage) for choice in shown)
-    if options.include_usage:
-        yield one([], running.usage())

@@ -1,30 +1,22 @@
-"""Routes for people and machines that watch the server: /v1/models, /health, /metrics, /stats, and the page at /."""
+"""Routes for people and machines that watch the server: /v1/models, /health, /metrics and /stats."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 import distmk
 from distmk.server.state import ServerState
 
-PAGE = Path(__file__).with_name("page.html")
-_PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
 
 def router(state: ServerState) -> APIRouter:
     """The routes, for one server."""
     routes = APIRouter()
-    page = PAGE.read_text()
 
     def model(name: str) -> dict[str, Any]:
         return {
@@ -68,10 +60,5 @@ def router(state: ServerState) -> APIRouter:
             "max_model_len": state.llm.max_model_len,
             **asdict(state.llm.stats()),
         }
-
-    @routes.get("/", response_class=HTMLResponse)
-    async def chat_page() -> HTMLResponse:
-        headers = {"content-security-policy": _PAGE_POLICY, "cache-control": "no-cache"}
-        return HTMLResponse(page, headers=headers)
 
     return routes

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distmk.console import escaped, tell_lines
-from distmk.server.access import OPEN_PATHS
+from distmk.server.access import is_open
 from distmk.server.errors import ERROR_KEY, bug_error
 
 _LOGGER = logging.getLogger("distmk.server")
@@ -62,7 +62,7 @@ class RequestLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        record = record_of(scope)
+        record, is_quiet = record_of(scope), is_open(scope)  # mounted applications change the paths of the scope
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -80,12 +80,12 @@ class RequestLog:
             if not record.status:
                 await answer.response()(scope, receive, send_with_id)
         finally:
-            _log(scope, record)
+            _log(scope, record, is_quiet)
 
 
-def _log(scope: Scope, record: LogRecord) -> None:
+def _log(scope: Scope, record: LogRecord, is_quiet: bool) -> None:
     level = logging.ERROR if record.status >= 500 else logging.INFO
-    if scope["path"] in OPEN_PATHS and record.status < 400:
+    if is_quiet and record.status < 400:
         level = logging.DEBUG
     if _LOGGER.isEnabledFor(level):
         _LOGGER.log(level, "%s", _line(scope, record, time.perf_counter()))

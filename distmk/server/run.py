@@ -15,13 +15,14 @@ from typing import cast
 
 import uvicorn
 
-from distmk.api.async_llm import AsyncLLM, EngineClient
+from distmk.api.async_llm import AsyncLLM
+from distmk.api.token_stream import EngineClient
 from distmk.console import tell
 from distmk.errors import DistmkError, Interrupted, UsageError
 from distmk.interrupts import signals_to
 from distmk.open_files import room_for_files
 from distmk.server.app import build_app
-from distmk.server.bodies import fitting_body_bytes
+from distmk.server.body_reader import fitting_body_bytes
 from distmk.server.config import ServerConfig
 from distmk.server.connections import BoundedConnection, bounded
 from distmk.server.request_log import logging_from
@@ -91,7 +92,7 @@ def _short_pauses() -> Iterator[None]:
 
 class Server(uvicorn.Server):
     def __init__(self, llm: EngineClient, config: ServerConfig, bound: socket.socket) -> None:
-        async_llm = AsyncLLM(llm)
+        async_llm = AsyncLLM(llm, chat_template=config.chat_template)
         config = replace(
             config,
             max_connections=min(config.max_connections, room_for_files()),
@@ -107,6 +108,8 @@ class Server(uvicorn.Server):
                 build_app(self.state),
                 http=bounded(config),
                 ws="none",
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
                 lifespan="off",
                 log_level="error",
                 access_log=False,
@@ -125,7 +128,8 @@ class Server(uvicorn.Server):
         self._watch = asyncio.ensure_future(self._watch_engine())
         host, port = self._address[:2]
         shown = f"[{host}]" if ":" in host else host
-        tell(f"serving {self.state.config.served_model_name} on http://{shown}:{port} (Ctrl-C ends)")
+        scheme = "http" if self.state.config.ssl_certfile is None else "https"
+        tell(f"serving {self.state.config.served_model_name} on {scheme}://{shown}:{port} (Ctrl-C ends)")
 
     async def on_tick(self, counter: int) -> bool:
         """Whether the main loop ends: once it has drained. Until then, connections are accepted as before."""

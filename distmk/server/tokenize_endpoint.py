@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 
 from distmk import ChatPrompt
-from distmk.server.bodies import DetokenizeBody, TokenizeBody, bounded_route
+from distmk.server.bodies import DetokenizeBody, TokenizeBody
+from distmk.server.body_reader import bounded_route
 from distmk.server.chat_endpoint import check_template
 from distmk.server.errors import ApiError, as_bad_request
 from distmk.server.state import ServerState

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fake_engine import FakeEngine, until
 
-from distmk import LLM, AsyncLLM
+from distmk import LLM, AsyncLLM, EngineArgs, RequestOutput, RequestOutputKind
 from distmk.engine.sampling_params import SamplingParams
 from distmk.engine.token_output import TokenOutput
 from distmk.errors import RankLostError, UsageError
@@ -30,7 +33,7 @@ def engine() -> Iterator[FakeEngine]:
 
 
 async def whole(llm: AsyncLLM, prompt: str, params: SamplingParams) -> list[TokenOutput]:
-    return [output async for output in llm.generate(prompt, params)]
+    return [output async for output in llm.stream(prompt, params)]
 
 
 def test_many_tasks(engine: FakeEngine) -> None:
@@ -57,7 +60,7 @@ def test_a_model(tiny_model: Path) -> None:
 
         async def one(number: int) -> list[int]:
             tokens = []
-            async with contextlib.aclosing(AsyncLLM(llm).generate(prompts[number], params)) as outputs:
+            async with contextlib.aclosing(AsyncLLM(llm).stream(prompts[number], params)) as outputs:
                 async for output in outputs:
                     tokens.append(output.token_id)
                     if number % 3 == 0 and len(tokens) == 5:
@@ -91,7 +94,7 @@ def test_leaving_cancels(engine: FakeEngine, how: str) -> None:
     async def run() -> None:
         llm = AsyncLLM(engine)
         if how in ("close", "break"):
-            async with contextlib.aclosing(llm.generate("cat", LONG)) as outputs:
+            async with contextlib.aclosing(llm.stream("cat", LONG)) as outputs:
                 async for _ in outputs:
                     break
         elif how == "cancel":
@@ -174,3 +177,116 @@ def test_a_loop_that_ended_does_not_disturb_the_engine(engine: FakeEngine) -> No
     until(lambda: engine.stats().num_generated_tokens > 10)
     engine.cancel(*(slot.request for slot in list(engine._running)))
     assert asyncio.run(whole(AsyncLLM(engine), "cat", SamplingParams(max_tokens=3)))
+
+
+def test_outputs_are_those_of_vllm(engine: FakeEngine) -> None:
+    """Cumulative ones grow; deltas joined, and the final one alone, are the same."""
+
+    async def run() -> None:
+        llm = AsyncLLM(engine)
+        engine.num_cached_tokens = 2
+
+        async def outputs(kind: RequestOutputKind) -> list[RequestOutput]:
+            params = SamplingParams(n=2, seed=7, temperature=1, max_tokens=30, logprobs=1, output_kind=kind)
+            return [output async for output in llm.generate("the cat", params, request_id="r")]
+
+        so_far = await outputs(RequestOutputKind.CUMULATIVE)
+        (final,) = await outputs(RequestOutputKind.FINAL_ONLY)
+        deltas = await outputs(RequestOutputKind.DELTA)
+        assert all(each.request_id == "r" and each.num_cached_tokens == 2 for each in (*so_far, final, *deltas))
+        assert final.finished and not so_far[0].finished and final.prompt == "the cat" and final.metrics is not None
+        for index in range(2):
+            grown = [each.outputs[index] for each in so_far]
+            assert all(after.text.startswith(before.text) for before, after in itertools.pairwise(grown))
+            assert all(
+                after.token_ids[: len(before.token_ids)] == before.token_ids
+                for before, after in itertools.pairwise(grown)
+            )
+            whole, pieces = final.outputs[index], [each.outputs[index] for each in deltas]
+            assert grown[-1] == whole and whole.index == index and len(grown) > 3
+            assert "".join(piece.text for piece in pieces) == whole.text
+            assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
+            assert [found for piece in pieces for found in piece.logprobs or ()] == whole.logprobs
+            assert pieces[-1].finish_reason == whole.finish_reason is not None
+            assert (
+                pieces[-1].cumulative_logprob
+                == whole.cumulative_logprob
+                == sum(found[token].logprob for token, found in zip(whole.token_ids, whole.logprobs or (), strict=True))
+            )
+
+    asyncio.run(run())
+
+
+def test_abort(engine: FakeEngine) -> None:
+    """The request's generator ends in order; its id may then be used again, and others go on."""
+
+    async def run() -> None:
+        llm = AsyncLLM(engine)
+
+        async def last(name: str, params: SamplingParams) -> RequestOutput:
+            return [output async for output in llm.generate("cat", params, name)][-1]
+
+        tasks = [asyncio.ensure_future(last(name, LONG)) for name in ("a", "b", "c")]
+        until_s = time.monotonic() + 5
+        while engine.stats().num_running < 3 and time.monotonic() < until_s:
+            await asyncio.sleep(0.01)
+        with pytest.raises(UsageError, match="request_id 'b' is running already"):
+            await last("b", LONG)
+        await llm.abort("b")
+        await llm.abort(["a", "c", "nobody"])
+        for name, output in zip("abc", await asyncio.gather(*tasks), strict=True):
+            assert output.request_id == name and output.outputs[0].finish_reason == "abort" and not output.finished
+        assert (await last("b", SamplingParams(max_tokens=3))).finished
+
+    asyncio.run(run())
+
+
+def test_a_model_that_is_loaded_here(tiny_model: Path) -> None:
+    """By its name and by engine arguments: the outputs are those of `LLM`, and closing frees it."""
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    options: dict[str, Any] = {"num_workers": 1}
+
+    async def run(llm: AsyncLLM) -> RequestOutput:
+        async with llm:
+            found = await asyncio.gather(*(one(llm, number) for number in range(3)))
+        with pytest.raises(UsageError):
+            await one(llm, 0)
+        assert [output.request_id for output in found] == ["0", "1", "2"]
+        return found[1]
+
+    async def one(llm: AsyncLLM, number: int) -> RequestOutput:
+        return [output async for output in llm.generate([1 + number, 2, 3], params, str(number))][-1]
+
+    with LLM(str(tiny_model), **options) as llm:
+        first, second = llm.generate([[1, 2, 3], [2, 2, 3]], params)
+    assert [first.request_id, second.request_id] == ["0", "1"]
+    for made in (
+        AsyncLLM(tiny_model, **options),
+        AsyncLLM.from_engine_args(EngineArgs(str(tiny_model), **options), tensor_parallel_size=1),
+    ):
+        output = asyncio.run(run(made))
+        assert output.outputs[0].token_ids == second.outputs[0].token_ids
+        assert output.num_cached_tokens == 0 and output.finished
+        for times in (output.metrics, second.metrics):
+            assert times is not None and times.num_generation_tokens == 12
+            order = [times.queued_ts, times.scheduled_ts, times.first_token_ts, times.last_token_ts]
+            assert order == sorted(order) and 0 < order[0] <= time.monotonic()
+            assert abs(times.arrival_time - time.time()) < 300 and times.first_token_latency > 0
+
+
+def test_a_chat(engine: FakeEngine) -> None:
+    async def run() -> str:
+        llm, messages = AsyncLLM(engine, chat_template="own "), [{"role": "user", "content": "hi"}]
+        params = SamplingParams(max_tokens=2)
+        assert [output async for output in llm.chat(messages, params)][-1].finished
+        with pytest.raises(UsageError, match="no option of a conversation"):
+            _ = [output async for output in llm.chat(messages, params, wrong=1)]  # type: ignore[call-arg]
+        with pytest.raises(UsageError, match="lora_request is"):
+            _ = [output async for output in llm.generate("a", params, lora_request="x", priority=0)]
+        with pytest.raises(UsageError, match="this call takes one"):
+            _ = [output async for output in llm.generate(["a", "b"], params)]
+        return engine.tokenizer.decode(engine.prompts[-1])
+
+    assert asyncio.run(run()) == "own user: hi\nassistant:"
+    with pytest.raises(UsageError, match="num_workers is an option"):
+        AsyncLLM(engine, num_workers=1)

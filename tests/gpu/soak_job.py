@@ -81,7 +81,7 @@ class Soak:
             settings |= {**self.rng.choice(DRAWN), "seed": self.rng.randrange(1 << 30)}
         leaves_after = self.rng.randint(0, 30) if self.rng.random() < 0.15 else None
         tokens: list[int] = []
-        async with contextlib.aclosing(self.llm.generate(prompt, SamplingParams(**settings))) as stream:
+        async with contextlib.aclosing(self.llm.stream(prompt, SamplingParams(**settings))) as stream:
             async for output in stream:
                 tokens += [] if output.token_id is None else [output.token_id]
                 if leaves_after is not None and len(tokens) >= leaves_after:

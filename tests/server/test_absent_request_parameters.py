@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as response_params
 from support.served import MODEL, Served
 
 from distmk.api.absent_arguments import REQUEST
 from distmk.server.bodies import ChatCompletionBody, CompletionBody
+from distmk.server.responses_body import ResponsesBody
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PROMPTS: dict[str, dict[str, Any]] = {
@@ -70,6 +72,7 @@ def test_what_asks_for_something_is_told_what_exists(
     [
         (chat_params.CompletionCreateParamsBase, ChatCompletionBody),
         (completion_params.CompletionCreateParamsBase, CompletionBody),
+        (response_params.ResponseCreateParamsBase, ResponsesBody),
     ],
 )
 def test_parameters_of_the_openai_client_are_known(params: Any, body: Any) -> None:

@@ -37,6 +37,17 @@ def test_without_a_limit_it_may_fill_the_context(client: openai.OpenAI, server: 
     assert server.engine.params[-1].max_tokens is None
 
 
+def test_usage_has_the_tokens_that_were_cached(client: openai.OpenAI, server: Served) -> None:
+    """Of each prompt once, whatever n is."""
+    server.engine.num_cached_tokens = 3
+    chat = client.chat.completions.create(model=MODEL, messages=HELLO, n=2, max_tokens=2).usage
+    text = client.completions.create(model=MODEL, prompt=["the cat sat on", "the mat and a dog"], max_tokens=2).usage
+    server.engine.num_cached_tokens = 0
+    for usage, cached in ((chat, 3), (text, 6)):
+        assert usage is not None and usage.prompt_tokens_details is not None
+        assert usage.prompt_tokens_details.cached_tokens == cached
+
+
 @pytest.mark.parametrize("top", [None, 0, 2])
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, top: int | None) -> None:
     settings = {"model": MODEL, "messages": HELLO, "n": 3, "seed": 2, "max_tokens": 50}

@@ -10,6 +10,7 @@ from typing import Any
 from support.served import MODEL, Served
 
 from distmk.server.bodies import ChatCompletionBody, CompletionBody, DetokenizeBody, TokenizeBody
+from distmk.server.responses_body import ResponsesBody
 
 PATHS = {
     "/v1/completions": (CompletionBody, {"model": MODEL, "prompt": "the cat", "max_tokens": 3}),
@@ -17,6 +18,7 @@ PATHS = {
         ChatCompletionBody,
         {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
     ),
+    "/v1/responses": (ResponsesBody, {"model": MODEL, "input": "hi", "max_output_tokens": 3}),
     "/tokenize": (TokenizeBody, {"prompt": "the cat"}),
     "/detokenize": (DetokenizeBody, {"tokens": [1, 2]}),
 }
@@ -41,7 +43,20 @@ SIMPLE = (
     "é\ud800",
     "\x00",
 )
-NAMES = ("role", "content", "type", "text", "user", "include_usage", "1", "prompt", "no_such_name")
+NAMES = (
+    "role",
+    "content",
+    "type",
+    "text",
+    "format",
+    "effort",
+    "output",
+    "user",
+    "include_usage",
+    "1",
+    "prompt",
+    "no_such_name",
+)
 
 
 def value(rng: random.Random, depth: int = 0) -> Any:
@@ -75,6 +90,8 @@ def test_any_values(server: Served) -> None:
                 is_json = "\\ud800" not in text  # half of a pair of surrogates
                 assert error["param"] is not None or not is_json, (path, text, answer.text)
             elif answer.headers["content-type"].startswith("text/event-stream"):
-                assert answer.text.endswith("data: [DONE]\n\n"), (path, text, answer.text)
+                end = answer.text.split("\n\n")[-2]
+                whole = end.startswith("event: response.") if path == "/v1/responses" else end == "data: [DONE]"
+                assert whole, (path, text, answer.text)
     assert statuses[200] > 3 and statuses[400] > 200
     server.settled()

@@ -1,103 +1,36 @@
-"""The page at /, in a browser without a display: a Chromium of the system (Debian's package `chromium`), or playwright's."""
+"""The page at /: a conversation, its failures and stops, settings, and every screen's size."""
 
 from __future__ import annotations
 
 import itertools
 import re
-import shutil
-import threading
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 import pytest
-from support.fake_engine import FakeEngine, FakeSlot, until
+from support.browser import (
+    ENDED,
+    SCREENS,
+    StrictEngine,
+    answer_to,
+    ask,
+    assert_in_sight,
+    kept_chats,
+    open_page,
+    stop_when_it_streams,
+    until_true,
+)
+from support.fake_engine import until
 from support.served import Served, served
 
-from distmk.engine.token_output import TokenOutput
-from distmk.errors import DistmkError, UsageError
-
-sync_api = pytest.importorskip("playwright.sync_api")
+from distmk.errors import DistmkError
 
 pytestmark = pytest.mark.whole
 
 SAYS = (
     "Birds sing in the **forest**:\n```python\nprint('<b>tweet</b>')\n```\nThe `cat` <img src=x onerror=alert(1)> sat."
 )
-SCREENS = [{"width": 320, "height": 568}, {"width": 768, "height": 1024}, {"width": 1280, "height": 720}]
-ENDED = "answering === null"
 END_IN_SIGHT = "log.scrollHeight - log.scrollTop - log.clientHeight < 2"
-
-
-class StrictEngine(FakeEngine):
-    """Its chat template refuses conversations that do not alternate. Tokens come only while `goes` is set."""
-
-    def __init__(self, **options: Any) -> None:
-        self.goes = threading.Event()
-        self.goes.set()
-        super().__init__(**options)
-
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        for index, message in enumerate(messages):
-            if message["role"] != ("user", "assistant")[index % 2]:
-                raise UsageError("conversation roles must alternate user/assistant/user/assistant")
-        return super().render_chat(messages, **options)
-
-    def asked(self) -> str:
-        """The last prompt."""
-        return self.tokenizer.decode(self.prompts[-1])
-
-    def _token(self, slot: FakeSlot) -> TokenOutput:
-        self.goes.wait(10)
-        return super()._token(slot)
-
-
-@pytest.fixture(scope="module")
-def slow() -> Iterator[Served]:
-    with served(StrictEngine(tick_s=0.005)) as running:
-        yield running
-        running.settled()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-        try:
-            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        except sync_api.Error as error:
-            pytest.skip(f"no browser; install Debian's chromium: {str(error).splitlines()[0]}")
-        yield browser
-        browser.close()
-
-
-def until_true(page: Any, expression: str) -> None:
-    """Wait until an expression is true in the page, whose policy forbids that the page itself evaluates text."""
-    until(lambda: bool(page.evaluate(expression)), 10)
-
-
-def open_page(browser: Any, server: Served, **options: Any) -> tuple[Any, list[str]]:
-    """The page, and what went wrong on it so far: errors, dialogs, and requests that leave the server."""
-    page = browser.new_page(**options)
-    page.set_default_timeout(10_000)
-    wrong: list[str] = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("dialog", lambda dialog: wrong.append(dialog.message))
-    page.on("request", lambda request: request.url.startswith((server.url, "data:")) or wrong.append(request.url))
-    page.goto(server.url)
-    until_true(page, "model !== null")
-    return page, wrong
-
-
-def ask(page: Any, text: str) -> None:
-    page.locator("#prompt").fill(text)
-    page.locator("#prompt").press("Enter")
-
-
-def stop_when_it_streams(page: Any) -> None:
-    page.wait_for_selector(".assistant .text.streaming > span")
-    page.locator("#send").click()
-    until_true(page, ENDED)
 
 
 def num_context_tokens(page: Any) -> int:
@@ -133,7 +66,7 @@ def test_a_conversation_by_keyboard(browser: Any, slow: Served) -> None:
     until_true(page, ENDED)
     assert slow.engine.asked() == text
     assert page.locator(".turn").count() == 4
-    page.get_by_role("button", name="New chat").click()
+    page.locator("#new").click()
     assert page.locator(".turn").count() == 0 and page.locator("#empty").is_visible()
     assert not wrong
     page.close()
@@ -147,8 +80,8 @@ def test_new_chat_forgets_the_answer_that_streams(browser: Any, slow: Served) ->
         if not begins:
             slow.engine.goes.clear()
         ask(page, "the old chat")
-        page.wait_for_selector(f".assistant .text.{'streaming > span' if begins else 'waiting'}")
-        page.get_by_role("button", name="New chat").click()
+        page.wait_for_selector(f".assistant .text.{'streaming > *' if begins else 'waiting'}")
+        page.locator("#new").click()
         slow.engine.says = "a new answer"
         ask(page, "the new chat")
         slow.engine.goes.set()
@@ -157,11 +90,10 @@ def test_new_chat_forgets_the_answer_that_streams(browser: Any, slow: Served) ->
         assert page.locator("#prompt").input_value() == "" and page.locator("button.again").count() == 1
         assert slow.engine.asked() == "user: the new chat\nassistant:"
         assert page.locator(".turn .text").all_inner_texts() == ["the new chat", "a new answer"]
-        ask(page, "more")
-        until_true(page, ENDED)
+        answer_to(page, "more")
         assert slow.engine.asked() == "user: the new chat\nassistant: a new answer\nuser: more\nassistant:"
         slow.engine.says = "word " * 3000
-        page.get_by_role("button", name="New chat").click()
+        page.locator("#new").click()
     assert not wrong
     page.close()
 
@@ -171,12 +103,10 @@ def test_a_failed_question_returns_to_the_box(browser: Any, slow: Served) -> Non
     page, wrong = open_page(browser, slow)
     slow.engine.says = "fine"
     box = page.locator("#prompt")
-    ask(page, "refuse me")
-    until_true(page, ENDED)
+    answer_to(page, "refuse me")
     assert box.input_value() == "refuse me" and page.locator(".turn").count() == 0
     assert "the chat template refuses the messages" in page.get_by_role("alert").inner_text()
-    ask(page, "first")
-    until_true(page, ENDED)
+    answer_to(page, "first")
     assert not page.get_by_role("alert").is_visible()
     slow.engine.goes.clear()
     ask(page, "stop me")
@@ -186,8 +116,7 @@ def test_a_failed_question_returns_to_the_box(browser: Any, slow: Served) -> Non
     until_true(page, ENDED)
     slow.engine.goes.set()
     assert box.input_value() == "stop me\na draft"
-    ask(page, "second")
-    until_true(page, ENDED)
+    answer_to(page, "second")
     assert slow.engine.asked() == "user: first\nassistant: fine\nuser: second\nassistant:"
     # An answer stays when the attempt to replace it fails.
     slow.engine.goes.clear()
@@ -209,11 +138,9 @@ def test_a_stopped_answer_stays_in_the_history(browser: Any, slow: Served) -> No
     stop_when_it_streams(page)
     assert "stopped by you" in page.locator(".facts").inner_text()
     slow.engine.says = ""
-    ask(page, "and")
-    until_true(page, ENDED)
+    answer_to(page, "and")
     assert re.fullmatch(r"user: go on\nassistant: (?:word )+w?o?r?d?\nuser: and\nassistant:", slow.engine.asked())
-    ask(page, "so")
-    until_true(page, ENDED)
+    answer_to(page, "so")
     assert slow.engine.asked().endswith("user: and\nassistant: \nuser: so\nassistant:")
     assert not page.get_by_role("alert").is_visible() and not wrong
     page.close()
@@ -224,7 +151,7 @@ def test_an_answer_that_breaks_off_stays_in_the_history(browser: Any) -> None:
         page, wrong = open_page(browser, server)
         server.engine.says = "word " * 3000
         ask(page, "hello")
-        page.wait_for_selector(".assistant .text.streaming > span")
+        page.wait_for_selector(".assistant .text.streaming > *")
         server.engine.fail(DistmkError("rank 1 is lost"))
         until_true(page, ENDED)
         assert "rank 1 is lost" in page.get_by_role("alert").inner_text()
@@ -240,15 +167,12 @@ def test_a_paste_that_is_too_long_blocks_nothing(browser: Any, limit: str) -> No
     with served(StrictEngine(max_model_len=512), max_body_bytes=4096 if limit == "body" else 1 << 20) as server:
         page, wrong = open_page(browser, server)
         server.engine.says = "fine"
-        ask(page, "first")
-        until_true(page, ENDED)
+        answer_to(page, "first")
         paste = "xyz " * (1 << (11 if limit == "body" else 9))
-        ask(page, paste)
-        until_true(page, ENDED)
+        answer_to(page, paste)
         assert "Shorten the message" in page.get_by_role("alert").inner_text()
         assert page.locator("#prompt").input_value() == paste.strip() and page.locator(".turn").count() == 2
-        ask(page, "second")
-        until_true(page, ENDED)
+        answer_to(page, "second")
         assert server.engine.asked() == "user: first\nassistant: fine\nuser: second\nassistant:"
         assert not page.get_by_role("alert").is_visible() and not wrong
         page.close()
@@ -260,8 +184,7 @@ def test_context_of_this_chat(browser: Any, slow: Served) -> None:
     encode = slow.engine.tokenizer.encode
     assert num_context_tokens(page) == 0
     slow.engine.says = "fine"
-    ask(page, "first")
-    until_true(page, ENDED)
+    answer_to(page, "first")
     first = len(encode("user: first\nassistant:")) + len(encode("fine")) + 1  # and the end token
     assert num_context_tokens(page) == first
     slow.engine.says = "word " * 3000
@@ -269,14 +192,13 @@ def test_context_of_this_chat(browser: Any, slow: Served) -> None:
     until(lambda: num_context_tokens(page) > first + 100, 10)
     stop_when_it_streams(page)
     stopped = num_context_tokens(page)
-    said = page.evaluate("exchanges.at(-1).answer")
+    said = kept_chats(page)[0]["exchanges"][-1]["steps"][-1]["text"]
     assert stopped == len(slow.engine.prompts[-1]) + len(encode(said))
-    ask(page, "refuse me")
-    until_true(page, ENDED)
+    answer_to(page, "refuse me")
     assert num_context_tokens(page) == stopped
     ask(page, "third")
-    page.wait_for_selector(".assistant .text.streaming > span")
-    page.get_by_role("button", name="New chat").click()
+    page.wait_for_selector(".assistant .text.streaming > *")
+    page.locator("#new").click()
     slow.settled()
     assert num_context_tokens(page) == 0
     assert not wrong
@@ -295,10 +217,9 @@ def test_settings(browser: Any, slow: Served) -> None:
     page.locator("#temperature").fill("1.5")
     for name, value in {"top_k": "7", "seed": "5", "stop": "never", "system": "Be brief."}.items():
         page.locator(f"#{name}").fill(value)
-    page.get_by_role("button", name="New chat").click()
+    page.locator("#new").click()
     page.route("**/completions", lambda route: route.fulfill(status=400, body="{}"))  # what it sends is seen
-    ask(page, "Tell me more")
-    until_true(page, ENDED)
+    answer_to(page, "Tell me more")
     page.unroute("**/completions")
     assert bodies[-1]["messages"] == [
         {"role": "system", "content": "Be brief."},
@@ -349,22 +270,11 @@ def test_a_server_that_is_gone(browser: Any) -> None:
     with served(StrictEngine()) as server:
         page, wrong = open_page(browser, server)
     page.wait_for_selector("#gone:not([hidden])")
-    ask(page, "hello")
-    until_true(page, ENDED)
-    assert page.get_by_role("alert").inner_text() == "The server does not answer."
+    answer_to(page, "hello")
+    assert page.get_by_role("alert").inner_text().strip() == "The server does not answer."
     assert page.locator("#prompt").input_value() == "hello"
     assert not wrong
     page.close()
-
-
-def assert_in_sight(page: Any, *selectors: str) -> None:
-    """AssertionError: one of the elements is not, or not wholly, on the screen."""
-    size = page.viewport_size
-    for selector in selectors:
-        box = page.locator(selector).bounding_box()
-        assert box is not None and box["width"] > 0, f"{selector} is hidden"
-        assert box["x"] >= 0 and box["x"] + box["width"] <= size["width"], f"{selector} leaves the screen: {box}"
-        assert box["y"] >= 0 and box["y"] + box["height"] <= size["height"], f"{selector} leaves the screen: {box}"
 
 
 def assert_fits(page: Any) -> None:
@@ -390,13 +300,12 @@ def test_every_state_fits_the_screen(browser: Any, screen: dict[str, int]) -> No
         assert_fits(page)
         server.engine.says = "words and\n```\n" + "x" * 150 + "\n```\n" + "y" * 150 + " words" * 40
         ask(page, "z" * 300 + " and\n" + "a long question\n" * 40)
-        page.wait_for_selector(".assistant .text.streaming > span")
+        page.wait_for_selector(".assistant .text.streaming > *")
         assert_fits(page)
         until_true(page, ENDED)
         server.engine.says = "fine"
         for _ in range(3):
-            ask(page, "more")
-            until_true(page, ENDED)
+            answer_to(page, "more")
         assert_fits(page)
         until_true(page, END_IN_SIGHT)
         page.locator("#prompt").fill("a draft\n" * 60 + "refuse me")
@@ -430,12 +339,11 @@ def test_another_server_on_the_same_port(browser: Any, slow: Served) -> None:
     """The page asks the model that is served now."""
     page, wrong = open_page(browser, slow)
     slow.engine.says = "fine"
-    until_true(page, "model === 'fake'")
+    until_true(page, "document.body.dataset.model === 'fake'")
     slow.state.config, before = type(slow.state.config)(served_model_name="other"), slow.state.config
-    until_true(page, "model === 'other'")
+    until_true(page, "document.body.dataset.model === 'other'")
     assert page.locator("#model").inner_text() == "other" and page.title().startswith("other")
-    ask(page, "hello")
-    until_true(page, ENDED)
+    answer_to(page, "hello")
     assert page.locator(".assistant .text").inner_text() == "fine"
     slow.state.config = before
     assert not wrong

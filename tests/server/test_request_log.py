@@ -95,7 +95,7 @@ def test_refusals_tell_why(lines: pytest.LogCaptureFixture) -> None:
 
 
 def test_who_watches_is_not_logged(server: Served, lines: pytest.LogCaptureFixture) -> None:
-    for path in ("/health", "/metrics", "/stats", "/"):
+    for path in ("/health", "/metrics", "/stats", "/", "/page/main.js"):
         assert server.http.get(path).status_code == 200
     record(lines, server.http.get("/v1/models").headers["x-request-id"])
     assert len(lines.records) == 1

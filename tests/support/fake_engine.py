@@ -111,6 +111,7 @@ class FakeEngine:
         self.template = ""  # what parsers are chosen by
         self.prompt_end = ""  # behind "assistant:"
         self.says: str | None = None  # what every answer is, instead of random words
+        self.num_cached_tokens = 0  # of every prompt that has so many
         self.num_submitted = 0
         self.num_cancelled = 0
         self.params: list[SamplingParams] = []  # of all requests so far
@@ -157,6 +158,7 @@ class FakeEngine:
         with self._lock:
             if self._error is not None:
                 raise self._error
+            request.num_cached_tokens = min(self.num_cached_tokens, len(prompt))
             self._waiting.append(slot)
             self.params.append(params)
             self.prompts.append(prompt)
@@ -166,11 +168,12 @@ class FakeEngine:
 
     def cancel(self, *requests: Request) -> None:
         with self._lock:
-            for group in (self._waiting, self._running):
-                cancelled = [slot for slot in group if slot.request in requests]
-                for slot in cancelled:
-                    group.remove(slot)
-                self.num_cancelled += len(cancelled)
+            cancelled = [slot for slot in (*self._waiting, *self._running) if slot.request in requests]
+            for slot in cancelled:
+                (self._waiting if slot in self._waiting else self._running).remove(slot)
+            self.num_cancelled += len(cancelled)
+        for slot in cancelled:
+            slot.deliver(TokenOutput(slot.request.index, -1, "", "abort"))
 
     def stats(self) -> EngineStats:
         with self._lock:
