@@ -1305,7 +1305,7 @@ struct LinearJobsArgs {
   float softcap;  // LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
   float scale;  // factor of x @ weight.T, of packed weights and on the host; 0: none
   uint32_t format;  // format of the weight (distmk/formats)
-  uint32_t lead;  // columns of a row of the weight before those that x has, host only
+  uint32_t lead;  // columns of a row of the weight before those of x; in tiles, x begins with as many zeros
   uint32_t first_row;  // rows [first_row, end_row) of the matrix are multiplied
   uint32_t end_row;
   uint16_t first_slab;  // the slabs of these rows

@@ -12,7 +12,7 @@ from distmk.abi import MAX_RANKS, LaunchKind, Space
 from distmk.check.allocations import Allocations
 from distmk.check.findings import Findings
 from distmk.errors import shown
-from distmk.graph.task import CONSTANT, Content
+from distmk.graph.task import CONSTANT, ZEROS, Content
 from distmk.program.layout import Placed
 from distmk.program.program import decode_args
 from distmk.program.reader import ProgramTables
@@ -169,7 +169,7 @@ class _Reader:
         return tuple(spans)
 
     def _locate(self, access: Access, rank: int) -> Span | None:
-        """The span of an access; None for a read of read-only memory. ValueError: the access has a fault."""
+        """The span of an access; None for a read of memory that no task writes. ValueError: the access has a fault."""
         self._check_shape(access, rank)
         index = self.allocations.find(access.space, access.rank, access.offset)
         if index < 0:
@@ -195,9 +195,10 @@ class _Reader:
             raise ValueError(f"covers some of the {piece.rows} rows of {piece.name}")
         polls, resets = access.early and not access.write, access.clears and access.write and all_rows
         span = Span(access.write, location, begin, end, polls, resets, access.owner)
-        span = self.distinct.setdefault(span, span)
+        if access.content != ZEROS:
+            span = self.distinct.setdefault(span, span)
         self.contents.note(access.content, span)
-        return span
+        return None if access.content == ZEROS else span
 
     def _check_shape(self, access: Access, rank: int) -> None:
         num_ranks, align_bytes = self.tables.num_ranks, access.align_bytes

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from distmk.check.bounds import Accesses, Span
 from distmk.check.findings import Findings
 from distmk.check.thresholds import Signals
-from distmk.graph.task import Content
+from distmk.graph.task import ZEROS, Content
 from distmk.program.program import decode_args
 from distmk.program.reader import ProgramTables
 
@@ -91,9 +91,9 @@ def _check_flow(accesses: Accesses, is_whole: bool, findings: Findings) -> None:
                 (writes if span.write else reads)[span.location].append(span)
     else:
         for location, by_content in accesses.contents.typed.items():
-            for spans in by_content.values():
+            for content, spans in by_content.items():
                 for span in spans:
-                    if not span.resets:
+                    if not span.resets and content != ZEROS:
                         (writes if span.write else reads)[location].append(span)
     for location in reads.keys() & writes.keys():
         for spans, others, text in (

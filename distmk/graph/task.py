@@ -39,7 +39,7 @@ class Access(NamedTuple):
 
     content: how the task interprets the bytes, if they are more than plain numbers: indices, or a layout that both
     sides compute for themselves. All tasks must interpret them in the same way. CONSTANT: memory that no task writes,
-    which may be prefetched in whole rows before the task's waits are met.
+    which may be prefetched in whole rows before the task's waits are met. ZEROS: memory of a buffer that no task writes.
 
     owner: this rank, if the task writes only the rows that its rank owns. The batch says which rows these are; in an
     iteration no two ranks own the same row. None: the task writes all of these bytes.
@@ -61,6 +61,7 @@ class Access(NamedTuple):
 
 Content = tuple[str | int, ...] | None  # a name, and the numbers that the layout depends on
 CONSTANT: Content = ("constant",)
+ZEROS: Content = ("zeros",)
 BATCH: Content = ("batch",)
 
 

@@ -85,9 +85,7 @@ def activation_access(
     tiled: an ActivationLayout.
     """
     require(tiled <= max(ActivationLayout), "activations have no known layout")
-    # Products of packed weights may read zeros before the columns that another task writes.
-    shared_cols = 0 if tiled == ActivationLayout.LANE_TILES else int(num_cols)
-    content: Content = ("activations", shared_cols, int(tiled))
+    content: Content = ("activations", int(num_cols), int(tiled))
     if tiled and num_rows < MAX_BUCKET_ROWS:
         blocks, block_bytes = padded_cols(num_cols) // ACTIVATION_BLOCK_COLS, 2 * ACTIVATION_BLOCK_COLS
         return access(

@@ -9,7 +9,7 @@ from ctypes import c_float, c_uint16, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import GATED, K_TILE, MAX_BUCKET_ROWS, MAX_K_SPLITS, ActivationLayout, Epilogue
+from distmk.abi import ACTIVATION_BLOCK_COLS, GATED, K_TILE, MAX_BUCKET_ROWS, MAX_K_SPLITS, ActivationLayout, Epilogue
 from distmk.errors import UsageError
 from distmk.formats import FORMATS
 from distmk.formats.tiles import padded_cols
@@ -17,6 +17,7 @@ from distmk.graph.partition import Partition
 from distmk.graph.regions import Region, Slab
 from distmk.graph.task import (
     CONSTANT,
+    ZEROS,
     Access,
     Layout,
     access,
@@ -27,7 +28,15 @@ from distmk.graph.task import (
     weight_access,
 )
 from distmk.model.shards import Range
-from distmk.tasks.activations import JobTask, RowSet, activation_access, check_batch, job_batch_accesses, owned_rows
+from distmk.tasks.activations import (
+    JobTask,
+    RowSet,
+    activation_access,
+    activation_cols,
+    check_batch,
+    job_batch_accesses,
+    owned_rows,
+)
 from distmk.tasks.linear import check_pitch
 from distmk.tasks.packed_linear import GPU_FORMATS
 from distmk.tasks.slots import check_num_rows, check_row_capacity
@@ -58,7 +67,7 @@ class LinearJobsArgs(ctypes.Structure):
         ("softcap", c_float),  # LOGITS: a logit is stored as softcap * tanh(logit / softcap); 0: unchanged
         ("scale", c_float),  # factor of x @ weight.T, of packed weights and on the host; 0: none
         ("format", c_uint32),  # format of the weight (distmk/formats)
-        ("lead", c_uint32),  # columns of a row of the weight before those that x has, host only
+        ("lead", c_uint32),  # columns of a row of the weight before those of x; in tiles, x begins with as many zeros
         ("first_row", c_uint32),  # rows [first_row, end_row) of the matrix are multiplied
         ("end_row", c_uint32),
         ("first_slab", c_uint16),  # the slabs of these rows
@@ -147,11 +156,10 @@ class LinearJobs(JobTask):
         n, weight, out = self.slab.rows, self.slab.weight, layout.operand(self.out)
         first, last = self._rows()
         first_slab, slabs = part_slabs(self.partition, first, last)
-        lead = weight.lead if not self.tiled else 0
         return {
             "weight": layout.operand(self.slab),
             "out": out - 4 * self.first_part * n if self.epilogue is Epilogue.PARTS else out,
-            "k": weight.lead - lead + weight.cols,
+            "k": weight.cols,
             "k_pitch": weight.pitch,
             "num_rows": self.partition.total,
             "num_slabs": self.partition.num_tasks,
@@ -161,7 +169,7 @@ class LinearJobs(JobTask):
             "max_sampled_rows": self.out.buffer.rows if self.rows is RowSet.SAMPLED else 0,
             "scale": self.scale if self.scale != 1.0 else 0.0,
             "format": weight.format.id,
-            "lead": lead,
+            "lead": weight.lead,
             "first_row": first,
             "end_row": last,
             "first_slab": first_slab,
@@ -186,9 +194,7 @@ class LinearJobs(JobTask):
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
         _check_linear_jobs(args)
         n = args.end_row - args.first_row
-        layout = ActivationLayout.LANE_TILES if _is_packed(args) else args.tiled
-        x = activation_access(False, rank, args.x, args.k, layout, args.max_sampled_rows or MAX_BUCKET_ROWS)
-        accesses = [x, _weight_access(args, rank, n), *job_batch_accesses(rank, args.batch)]
+        accesses = [*_x_accesses(args, rank), _weight_access(args, rank, n), *job_batch_accesses(rank, args.batch)]
         accesses += [constant_access(rank, args.bias, 4, n)] if args.bias else []
         accesses += [constant_access(rank, args.order, 4, args.k)] if args.order else []
         if args.epilogue == Epilogue.STORE:
@@ -246,6 +252,17 @@ def _partition(args: Any) -> Partition:
 def _is_packed(args: Any) -> bool:
     """Whether the weight is in packed tiles."""
     return bool(args.tiled) and FORMATS.get(args.format) in GPU_FORMATS
+
+
+def _x_accesses(args: Any, rank: int) -> list[Access]:
+    layout, zeros = ActivationLayout.LANE_TILES if _is_packed(args) else args.tiled, []
+    num_bytes = 2 * activation_cols(args.lead, True) if args.tiled else 0
+    if num_bytes:
+        require(args.lead % ACTIVATION_BLOCK_COLS == 0, "the columns of x do not begin with a block")
+        require(not args.max_sampled_rows, "sampled rows have all columns")
+        zeros.append(access(False, rank, args.x, num_bytes, content=ZEROS))
+    num_rows = args.max_sampled_rows or MAX_BUCKET_ROWS
+    return [*zeros, activation_access(False, rank, args.x + num_bytes, args.k, layout, num_rows)]
 
 
 def _weight_access(args: Any, rank: int, num_rows: int) -> Access:

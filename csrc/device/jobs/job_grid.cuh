@@ -53,9 +53,9 @@ struct BlockRange {
   uint32_t begin, end;
 };
 
-// Blocks of the activations. Rows of packed tiles are longer.
+// Blocks of the activations, with those that are zero. Rows of packed tiles are longer.
 DISTMK_FN uint32_t num_k_blocks(const LinearJobsArgs& args) {
-  return HAS_PACKED_WEIGHTS ? (args.k + ACTIVATION_BLOCK_COLS - 1) / ACTIVATION_BLOCK_COLS
+  return HAS_PACKED_WEIGHTS ? (args.lead + args.k + ACTIVATION_BLOCK_COLS - 1) / ACTIVATION_BLOCK_COLS
                             : args.k_pitch / ACTIVATION_BLOCK_COLS;
 }
 

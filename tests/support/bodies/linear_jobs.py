@@ -331,6 +331,7 @@ class _PackedProduct(_Product):
         assert found
         blocks = -(-found.group_cols // ACTIVATION_BLOCK_COLS)
         lead = ACTIVATION_BLOCK_COLS * int(board.rng.choice([0, board.rng.integers(blocks)]))
+        lead = 0 if self.epilogue is Epilogue.LOGITS else lead
         tail = int(board.rng.integers(0, found.group_cols))
         if issubclass(found, GgufBlocks):  # rows are whole blocks
             tail = -(lead + self.k) % found.group_cols
@@ -339,8 +340,9 @@ class _PackedProduct(_Product):
         exact = torch.from_numpy(found.values(rows))[:, cols].double()
         self.weight, self.slack = exact, torch.zeros(1)
         if not found.has_row_scales:
-            # Scales have 16 bits, so that a weight between two bf16 numbers may become either.
-            off = 2.0**-16 * exact.abs() + 2.0**-20 * magnitudes[:, cols]
+            # Scales have 16 bits, and minima are added to 128 + code times the scale in float32. So a weight in the middle
+            # between two bf16 numbers may become either.
+            off = 2.0**-16 * exact.abs() + 2.0**-20 * magnitudes.amax(1, keepdim=True)
             below, self.weight, above = ((exact + sign * off).float().bfloat16().double() for sign in (-1, 0, 1))
             self.slack = above - below
         self.x = torch.cat([torch.zeros(self.rows, lead).bfloat16(), self.x], 1)
