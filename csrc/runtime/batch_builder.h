@@ -1,6 +1,7 @@
 // Builds the batch of the next iteration: a row for every sequence that decodes, then chunks of prompts. The program of
 // a slab iteration carries up to MAX_ROWS rows; that of a job iteration carries more, and its batch is a JobBatch.
 #pragma once
+#include "runtime/draft_plan.h"
 #include "runtime/job_batch.h"
 #include "runtime/page_table.h"
 #include "runtime/program_choice.h"
@@ -9,7 +10,8 @@
 namespace distmk {
 
 // For a job iteration `batch` gets the counts only. Its runs and sampled rows go into the JobBatch in the heap, and
-// store_job_tokens() derives the tokens from them.
+// store_job_tokens() derives the tokens from them. `HAS_DRAFTS`: drafts of a decoding sequence follow its row.
+template <bool HAS_DRAFTS>
 class BatchBuilder {
  public:
   DISTMK_FN BatchBuilder(const Context& context, const SchedulerStepArgs& args, BatcherState& state,
@@ -40,6 +42,7 @@ class BatchBuilder {
   template <bool HAS_DECODING = false>
   DISTMK_FN void build(uint32_t program, uint32_t num_left = 0) {
     if constexpr (!HAS_DECODING) begin(program, true);
+    if constexpr (HAS_DRAFTS) plan_drafts(program);
     const uint32_t max_rows = choice_.max_rows(program), end = sequences_.end();
     uint32_t num_reading = num_left, num_kept = 0;  // num_kept: how many of them keep to programs
     if constexpr (!HAS_DECODING) {
@@ -113,6 +116,7 @@ class BatchBuilder {
   uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
   bool keeps_ = false;                    // several programs exist, and some rows keep to one
+  uint32_t first_draft_ = ~0u;            // position of the run's first draft, if there are drafts
 
   DISTMK_FN void begin(uint32_t program, bool is_leader) {
     job_batch_ = choice_.has_jobs(program) ? context_.at<JobBatch>(choice_.batch(program)) : nullptr;
@@ -167,6 +171,40 @@ class BatchBuilder {
     return !keeps_ || sequences_.is_kept(slot) == kept;
   }
 
+  DISTMK_FN uint32_t num_drafts(uint32_t slot) const {
+    if constexpr (HAS_DRAFTS) return draft_slots(context_, args_)[slot].num_drafts;
+    return 0;
+  }
+  // Whether the row at `position` of the present run has a draft. Drafts are behind the tokens of the sequence
+  // (DraftSlot.tokens), like the tokens of its prompt.
+  DISTMK_FN bool is_draft(uint32_t position) const { return HAS_DRAFTS && position >= first_draft_; }
+  DISTMK_FN RowSample sample_of(const RequestEntry& request, uint32_t position) const {
+    const RowSample sample = row_sample(request, position);
+    return is_draft(position) && sample == RowSample::DRAW ? RowSample::VERIFY : sample;
+  }
+  // Chooses the drafts that the iteration verifies. They take rows and pages that no sequence would take without them.
+  DISTMK_FN void plan_drafts(uint32_t program) const {
+    uint32_t num_decoding = 0, num_rows = 0, num_sampled = 0, num_pages = 0;
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
+      const Sequence& sequence = sequences_[slot];
+      if (sequence.request < 0) continue;
+      const bool decodes = is_decoding(sequence);
+      num_pages += decodes ? pages_.needs_page(sequence)
+                           : pages_.pages_of(sequence.prompt_len) - pages_.pages_of(sequence.position);
+      if (!is_for(program, slot)) continue;
+      num_decoding += decodes;
+      num_rows += decodes ? 1 : sequence.prompt_len - sequence.position;
+      num_sampled += decodes ? 1 : 1 + request_of(context_.params(), sequence).num_scores;
+    }
+    DraftPlan plan(context_, args_, sequences_, num_decoding);
+    plan.choose(min(rest_of(choice_.max_rows(program), num_rows), rest_of(max_sampled_, num_sampled)),
+                rest_of(pages_.num_free(), num_pages), [&](uint32_t slot) {
+                  return sequences_[slot].request >= 0 && is_decoding(sequences_[slot]) && is_for(program, slot);
+                });
+  }
+  DISTMK_FN static uint32_t rest_of(uint32_t all, uint32_t taken) { return all > taken ? all - taken : 0; }
+
   // Adds a row for every decoding sequence that keeps to programs (`kept`), or for every other decoding sequence. If no
   // sequence keeps to programs, adds a row for all.
   DISTMK_FN void add_decoding(uint32_t program, uint32_t max_rows, bool kept) {
@@ -174,7 +212,7 @@ class BatchBuilder {
     for (uint32_t slot = 0; slot < sequences_.end() && num_rows_ < max_rows; ++slot) {
       const Sequence& sequence = sequences_[slot];
       if (sequence.request < 0 || !is_decoding(sequence) || !is_for(program, slot)) continue;
-      if (!keeps_ || sequences_.is_kept(slot) == kept) add_run(slot, 1);
+      if (!keeps_ || sequences_.is_kept(slot) == kept) add_run(slot, 1 + num_drafts(slot));
     }
   }
 
@@ -219,6 +257,7 @@ class BatchBuilder {
     Sequence& sequence = sequences_[slot];
     const RequestEntry& request = request_of(context_.params(), sequence);
     const uint32_t begin = num_rows_, first = sequence.position;
+    if constexpr (HAS_DRAFTS) first_draft_ = is_decoding(sequence) ? first + 1 : ~0u;
     if (!job_batch_)
       add_rows(slot, sequence, request, num_rows);
     else if (!add_job_rows(slot, sequence, request, num_rows))
@@ -233,7 +272,7 @@ class BatchBuilder {
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position, ++num_rows_) {
       pages_.grow(slot, sequence);
-      add_row(slot, sequence, row_sample(request, sequence.position));
+      add_row(slot, sequence, sample_of(request, sequence.position));
     }
   }
 
@@ -242,7 +281,7 @@ class BatchBuilder {
   DISTMK_FN bool add_job_rows(uint32_t slot, Sequence& sequence, const RequestEntry& request, uint32_t num_rows) {
     const uint32_t end = sequence.position + num_rows, begin = num_rows_;
     while (sequence.position < end) {
-      const RowSample sample = row_sample(request, sequence.position);
+      const RowSample sample = sample_of(request, sequence.position);
       if (sample != RowSample::NONE && batch_.num_rows == max_sampled_) break;
       pages_.grow(slot, sequence);
       uint32_t count = 1;
@@ -263,7 +302,7 @@ class BatchBuilder {
   }
 
   DISTMK_FN void add_row(uint32_t slot, const Sequence& sequence, RowSample sample) {
-    const bool in_prompt = sequence.position < sequence.prompt_len;
+    const bool in_prompt = sequence.position < sequence.prompt_len || is_draft(sequence.position);
     BatchRow* rows = job_batch_ ? job_batch_->rows : batch_.rows;
     rows[batch_.num_rows++] = {
         in_prompt ? prompt_row(context_.params(), sequence)[sequence.position] : sequence.last_token,
@@ -271,14 +310,17 @@ class BatchBuilder {
   }
 };
 
-// Fills in the tokens of a job batch. The threads of the team share the rows.
+// Fills in the tokens of a job batch. The threads of the team share the rows. `HAS_DRAFTS`: all tokens of a sequence
+// are known by their positions.
+template <bool HAS_DRAFTS>
 DISTMK_FN void store_job_tokens(const Context& context, const Sequences& sequences, const Batch& batch,
                                 JobBatch& jobs) {
   for (uint32_t row = context.team.index; row < batch.num_job_rows; row += context.team.size) {
     const JobRow found = job_row(jobs, batch.num_job_runs, row);
     const Sequence& sequence = sequences[found.slot];
-    jobs.tokens[row] = found.position < sequence.prompt_len ? prompt_row(context.params(), sequence)[found.position]
-                                                            : sequence.last_token;
+    jobs.tokens[row] = HAS_DRAFTS || found.position < sequence.prompt_len
+                           ? prompt_row(context.params(), sequence)[found.position]
+                           : sequence.last_token;
   }
 }
 

@@ -26,6 +26,14 @@ from distmk.abi.batch import (
     Sequence,
     TokenEvent,
 )
+from distmk.abi.drafts import (
+    MAX_DRAFTS,
+    MAX_SEARCHED,
+    ROW_COST_UNIT,
+    DraftSlot,
+    DraftSource,
+    DraftTotals,
+)
 from distmk.abi.launch import Control, Fault, HostCounts, LaunchParams, TraceEntry, WaitRecordABI
 from distmk.abi.program import InputNormArgs, JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi.sampling import (
@@ -115,6 +123,7 @@ __all__ = [
     "MAX_BANNED",
     "MAX_BIASES",
     "MAX_BUCKET_ROWS",
+    "MAX_DRAFTS",
     "MAX_FUSED_COMBINE_COLS",
     "MAX_HEAD_DIM",
     "MAX_K_SPLITS",
@@ -123,6 +132,7 @@ __all__ = [
     "MAX_PROGRAMS",
     "MAX_RANKS",
     "MAX_ROWS",
+    "MAX_SEARCHED",
     "MAX_SEQUENCES",
     "M_TILE",
     "M_TILES_PER_BLOCK",
@@ -132,6 +142,7 @@ __all__ = [
     "PARTIAL_HEADER_FLOATS",
     "PLAIN_SCORES",
     "POSITIONS_PER_PASS",
+    "ROW_COST_UNIT",
     "ROW_SHARE_FLOATS",
     "SPACE_SHIFT",
     "STRUCTS",
@@ -147,6 +158,9 @@ __all__ = [
     "Command",
     "CommandKind",
     "Control",
+    "DraftSlot",
+    "DraftSource",
+    "DraftTotals",
     "Epilogue",
     "Fault",
     "FinishReason",
@@ -213,6 +227,8 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     TraceEntry,
     Control,
     ProgramHeader,
+    DraftSlot,
+    DraftTotals,
     HostCounts,
     LaunchParams,
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from distmk.engine.stats import DraftStats
+
 _WINDOW_S = 1.0
 
 
@@ -13,6 +15,7 @@ class Counters:
     """Totals since the engine started. `num_prefix_hits`: prompt tokens whose keys and values were cached."""
 
     num_iterations: int = 0  # of launches that are over
+    drafts: DraftStats = field(default_factory=DraftStats)  # of launches that are over
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0

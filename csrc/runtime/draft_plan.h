@@ -1,0 +1,122 @@
+// Which drafts of which sequences the next iteration verifies.
+#pragma once
+#include "runtime/row_tokens.h"
+#include "runtime/sequences.h"
+
+namespace distmk {
+
+DISTMK_FN DraftSlot* draft_slots(const Context& context, const SchedulerStepArgs& args) {
+  return context.at<DraftSlot>(args.drafts);
+}
+DISTMK_FN DraftTotals& draft_totals(const Context& context, const SchedulerStepArgs& args) {
+  return *reinterpret_cast<DraftTotals*>(draft_slots(context, args) + num_slots(args));
+}
+
+// The estimate of the probability that a draft is accepted (DraftSlot.acceptance).
+struct Acceptance {
+  static constexpr float FIRST = 0.75f, MOST = 0.98f;
+  static constexpr float WEIGHT = 1.0f / 8.0f;    // of a draft that was verified
+  static constexpr float FORGETS = 1.0f / 64.0f;  // of its distance from FIRST, when drafts are not worth their rows
+
+  // Of `num` drafts that were verified, the first `num_accepted` were accepted; nothing is known of those behind the
+  // first one that was not.
+  DISTMK_FN static float update(float acceptance, uint32_t num, uint32_t num_accepted) {
+    DISTMK_NO_UNROLL
+    for (uint32_t i = 0; i < num_accepted; ++i) acceptance += (1.0f - acceptance) * WEIGHT;
+    if (num_accepted < num) acceptance -= acceptance * WEIGHT;
+    return acceptance < MOST ? acceptance : MOST;
+  }
+  // So a sequence is tried again some time, and not for long in vain.
+  DISTMK_FN static float forget(float acceptance) { return acceptance + (FIRST - acceptance) * FORGETS; }
+  // How many of `num` drafts are accepted with a probability of at least `least`.
+  DISTMK_FN static uint32_t num_worthwhile(float acceptance, float least, uint32_t num) {
+    uint32_t count = 0;
+    float accepted = acceptance;
+    DISTMK_NO_UNROLL
+    for (; count < num && accepted >= least; ++count) accepted *= acceptance;
+    return count;
+  }
+};
+
+// At admission of a sequence.
+DISTMK_FN void begin_drafts(const Context& context, const SchedulerStepArgs& args, uint32_t slot,
+                            const Sequence& sequence) {
+  const auto tokens = reinterpret_cast<uint64_t>(prompt_row(context.params(), sequence));
+  draft_slots(context, args)[slot] = {tokens, sequence.prompt_len, 0, Acceptance::FIRST, 0};
+}
+
+// A row costs `row_cost` of an iteration that gives each decoding sequence a token. So a draft pays if it is accepted
+// with at least the probability row_cost * num_decoding. If there is no room for all drafts that pay, the least
+// probable ones are left out.
+class DraftPlan {
+ public:
+  DISTMK_FN DraftPlan(const Context& context, const SchedulerStepArgs& args, const Sequences& sequences,
+                      uint32_t num_decoding)
+      : context_(context),
+        args_(args),
+        sequences_(sequences),
+        drafts_(draft_slots(context, args)),
+        least_(static_cast<float>(args.row_cost * num_decoding) / ROW_COST_UNIT) {}
+
+  // Lowers num_drafts of the slots for which `takes_part`, to at most `num_rows` together, and to the pages that the
+  // sequences have and `num_pages` more.
+  template <class TakesPart>
+  DISTMK_FN void choose(uint32_t num_rows, uint32_t num_pages, const TakesPart& takes_part) const {
+    const auto for_each = [&](const auto& visit) {
+      DISTMK_NO_UNROLL
+      for (uint32_t slot = 0; slot < sequences_.end(); ++slot)
+        if (takes_part(slot)) visit(slot, drafts_[slot]);
+    };
+    uint32_t num_wanted = 0;
+    for_each([&](uint32_t slot, DraftSlot& drafts) { num_wanted += keep_worthwhile(slot, drafts); });
+    if (num_wanted > num_rows) {
+      float least = least_ > LEVEL ? least_ : LEVEL, before = least;
+      uint32_t num = num_wanted;
+      for (; num > num_rows; least += LEVEL) {
+        before = least;
+        num = 0;
+        for_each([&](uint32_t, const DraftSlot& drafts) { num += num_above(drafts, least); });
+      }
+      // Above `before` there is room for all, and perhaps for some of the next probable ones.
+      for_each([&](uint32_t, DraftSlot& drafts) {
+        const uint32_t wanted = drafts.num_drafts, kept = num_above(drafts, before);
+        const uint32_t more = min(wanted - kept, min(num_above(drafts, before - LEVEL) - kept, num_rows - num));
+        num += more;
+        drafts.num_drafts = kept + more;
+      });
+    }
+    for_each([&](uint32_t, DraftSlot& drafts) { keep_in_pages(drafts, num_pages); });
+  }
+
+ private:
+  static constexpr float LEVEL = 1.0f / 32.0f;
+  const Context& context_;
+  const SchedulerStepArgs& args_;
+  const Sequences& sequences_;
+  DraftSlot* drafts_;
+  const float least_;
+
+  DISTMK_FN static uint32_t num_above(const DraftSlot& drafts, float least) {
+    return Acceptance::num_worthwhile(drafts.acceptance, least, drafts.num_drafts);
+  }
+  // Leaves out drafts that do not pay, or that would be behind the last token. Returns how many are left.
+  DISTMK_FN uint32_t keep_worthwhile(uint32_t slot, DraftSlot& drafts) const {
+    const Sequence& sequence = sequences_[slot];
+    const uint32_t end = sequence.prompt_len + request_of(context_.params(), sequence).max_new;
+    const uint32_t most_tokens = min(end, args_.max_positions + 1);
+    // The last token of the sequence needs no draft: the row before it gives it.
+    const uint32_t room = drafts.num_tokens + 1 < most_tokens ? most_tokens - drafts.num_tokens - 1 : 0;
+    const uint32_t offered = min(min(drafts.num_drafts, room), args_.max_drafts);
+    drafts.num_drafts = Acceptance::num_worthwhile(drafts.acceptance, least_, offered);
+    if (offered && !drafts.num_drafts) drafts.acceptance = Acceptance::forget(drafts.acceptance);
+    return drafts.num_drafts;
+  }
+  DISTMK_FN void keep_in_pages(DraftSlot& drafts, uint32_t& num_pages) const {
+    const auto pages_of = [&](uint32_t num) { return (num + args_.page_size - 1) / args_.page_size; };
+    const uint32_t own = pages_of(drafts.num_tokens), room = (own + num_pages) * args_.page_size - drafts.num_tokens;
+    drafts.num_drafts = min(drafts.num_drafts, room);
+    num_pages -= pages_of(drafts.num_tokens + drafts.num_drafts) - own;
+  }
+};
+
+}  // namespace distmk
