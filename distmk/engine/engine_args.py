@@ -121,7 +121,8 @@ class EngineArgs:
             "keep_logits": flag("keep_logits", self.keep_logits),
             "enable_prefix_caching": flag("enable_prefix_caching", self.enable_prefix_caching),
         }
-        read_speculative_config(self.speculative_config)  # raises for parameters that are wrong
+        if read_speculative_config(self.speculative_config) is not None:  # raises for parameters that are wrong
+            checked["speculative_config"] = dict(self.speculative_config or {})
         for name in ("tokenizer", "revision", "tokenizer_revision"):
             if (value := getattr(self, name)) is not None:
                 checked[name] = text(name, value)
