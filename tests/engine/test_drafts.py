@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.oracle_drafter import accepted_by_place, drafting
+from support.oracle_drafter import accepted_by_place, drafting, futures, perturbed
 
 from distmk import LLM, SamplingParams
 from distmk.api.outputs import RequestOutput
@@ -58,23 +58,6 @@ def one_of(rng: np.random.Generator, index: int, stops: bool) -> SamplingParams:
         given |= {"stop_token_ids": rng.integers(0, VOCAB, 6).tolist()} if stops and some() else {}
         given |= {"min_tokens": min(8, given["max_tokens"])} if some() else {}
     return SamplingParams(**given)
-
-
-def perturbed(rng: np.random.Generator, tokens: Sequence[int], share: float) -> Ids:
-    """Tokens of which a `share` is replaced by others."""
-    return [int(rng.integers(VOCAB)) if rng.random() < share else token for token in tokens]
-
-
-def futures(prompts: Sequence[Ids], outputs: Sequence[Ids]) -> Any:
-    """What is drafted behind a prompt, and behind it and tokens before a preemption: the rest of its output."""
-
-    def future(ids: Ids) -> Ids:
-        for prompt, output in zip(prompts, outputs, strict=True):
-            if ids[: len(prompt)] == prompt and len(ids) <= len(prompt) + len(output):
-                return output[len(ids) - len(prompt) :]
-        return []
-
-    return future
 
 
 def record_of(output: RequestOutput) -> Any:

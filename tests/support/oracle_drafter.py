@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distmk.backends.launch_block import LaunchBlock
@@ -27,6 +28,23 @@ def drafting(future: Future) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LaunchBlock, "write_request", with_future)
         yield
+
+
+def perturbed(rng: np.random.Generator, tokens: Sequence[int], share: float, vocab: int = 203) -> list[int]:
+    """Tokens of which a `share` is replaced by others."""
+    return [int(rng.integers(vocab)) if rng.random() < share else token for token in tokens]
+
+
+def futures(prompts: Sequence[list[int]], outputs: Sequence[list[int]]) -> Future:
+    """What is drafted behind a prompt, and behind it and tokens before a preemption: the rest of its output."""
+
+    def future(ids: list[int]) -> list[int]:
+        for prompt, output in zip(prompts, outputs, strict=True):
+            if ids[: len(prompt)] == prompt and len(ids) <= len(prompt) + len(output):
+                return output[len(ids) - len(prompt) :]
+        return []
+
+    return future
 
 
 def accepted_by_place(
