@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 5735113487541944187ull;
+constexpr uint64_t ABI_HASH = 10996964810158326196ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -760,6 +760,28 @@ static_assert(offsetof(DraftSlot, num_drafts) == 12);
 static_assert(offsetof(DraftSlot, acceptance) == 16);
 static_assert(offsetof(DraftSlot, reserved) == 20);
 
+struct DraftPace {
+  uint64_t begin_ns;
+  uint32_t num;
+  uint32_t num_sequences;
+  float rows;
+  float tokens;
+  float ns;
+  float rows_variance;
+  float covariance;
+  uint32_t reserved;
+};
+static_assert(sizeof(DraftPace) == 40);
+static_assert(offsetof(DraftPace, begin_ns) == 0);
+static_assert(offsetof(DraftPace, num) == 8);
+static_assert(offsetof(DraftPace, num_sequences) == 12);
+static_assert(offsetof(DraftPace, rows) == 16);
+static_assert(offsetof(DraftPace, tokens) == 20);
+static_assert(offsetof(DraftPace, ns) == 24);
+static_assert(offsetof(DraftPace, rows_variance) == 28);
+static_assert(offsetof(DraftPace, covariance) == 32);
+static_assert(offsetof(DraftPace, reserved) == 36);
+
 struct DraftTotals {
   uint64_t num_drafts;
   uint64_t num_draft_tokens;
@@ -1172,7 +1194,7 @@ struct SchedulerStepArgs {
   uint16_t max_rows[6];  // Token rows of an iteration of each program, in ascending order. If more than MAX_ROWS, its batch is a JobBatch.
   uint16_t max_drafts;  // of a sequence in an iteration; 0 if there are no drafts
   uint16_t row_cost;  // see SchedulerStep, in ROW_COST_UNIT
-  uint64_t drafts;  // DraftSlot [slots], then DraftTotals; 0: there are no drafts
+  uint64_t drafts;  // see drafts_bytes; 0: there are no drafts
 };
 static_assert(sizeof(SchedulerStepArgs) == 160);
 static_assert(offsetof(SchedulerStepArgs, candidates) == 0);
@@ -1621,7 +1643,7 @@ static_assert(offsetof(ScaledLinearArgs, lead) == 158);
 struct AcceptDraftsArgs {
   uint64_t candidates;  // Candidate [num_ranks, num_rows]
   uint64_t drawn;  // Candidate [num_rows], the tokens of drawn rows
-  uint64_t drafts;  // DraftSlot [num_slots], then DraftTotals
+  uint64_t drafts;  // see `drafts_bytes`
   uint64_t batch;
   uint32_t num_ranks;
   uint32_t num_rows;
@@ -1639,7 +1661,7 @@ static_assert(offsetof(AcceptDraftsArgs, num_slots) == 40);
 static_assert(offsetof(AcceptDraftsArgs, is_job_batch) == 44);
 
 struct ProposeDraftsArgs {
-  uint64_t drafts;  // DraftSlot [num_slots], then DraftTotals
+  uint64_t drafts;  // see `drafts_bytes`
   uint64_t batch;
   uint32_t num_rows;
   uint32_t num_slots;

@@ -197,7 +197,7 @@ class BatchBuilder {
       num_rows += decodes ? 1 : sequence.prompt_len - sequence.position;
       num_sampled += decodes ? 1 : 1 + request_of(context_.params(), sequence).num_scores;
     }
-    DraftPlan plan(context_, args_, sequences_, num_decoding);
+    DraftPlan plan(context_, args_, sequences_, program, num_decoding);
     plan.choose(min(rest_of(choice_.max_rows(program), num_rows), rest_of(max_sampled_, num_sampled)),
                 rest_of(pages_.num_free(), num_pages), [&](uint32_t slot) {
                   return sequences_[slot].request >= 0 && is_decoding(sequences_[slot]) && is_for(program, slot);

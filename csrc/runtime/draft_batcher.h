@@ -26,10 +26,16 @@ class DraftBatcher : public BasicBatcher<true> {
 
   // See Batcher.
   DISTMK_FN uint32_t advance() {
-    if (!begin()) return 0;
-    if (!iteration_ && !context_.resumed) draft_totals(context_, args_) = {};
+    const bool has_room = begin();
+    if (!iteration_ && !context_.resumed) reset_drafts();
+    DraftPace& pace = draft_pace(context_, args_, args_.program);
+    const uint64_t begin_ns = pace.begin_ns, now = now_ns();
+    pace.begin_ns = 0;
+    if (!has_room) return 0;
     pages_.changes_were_put();
     const bool has_batch = next_batch();
+    if (begin_ns && num_tokens_) Pace::add(pace, num_sequences_, num_rows_before_, num_tokens_, now - begin_ns);
+    if (has_batch) draft_pace(context_, args_, program_).begin_ns = now;
     rings_.count();
     return has_batch * HAS_BATCH + (has_batch && state_.pages_changed) * HAS_PAGES + events_.any_record() * HAS_RECORDS;
   }
@@ -56,6 +62,14 @@ class DraftBatcher : public BasicBatcher<true> {
  private:
   EventRows events_;
   bool verified_ = false;
+  // Of the last iteration; no tokens if it had rows of prompts.
+  uint32_t num_sequences_ = 0, num_rows_before_ = 0, num_tokens_ = 0;
+
+  DISTMK_FN void reset_drafts() {
+    draft_totals(context_, args_) = {};
+    DISTMK_NO_UNROLL
+    for (uint32_t program = 0; program < args_.num_programs; ++program) draft_pace(context_, args_, program) = {};
+  }
 
   DISTMK_FN bool next_batch() {
     if (iteration_ && !state_.tokens_taken) take_tokens();
@@ -75,15 +89,19 @@ class DraftBatcher : public BasicBatcher<true> {
 
   DISTMK_FN void take_tokens() {
     const BatchRow* rows = batch_.num_job_rows ? context_.at<const JobBatch>(args_.batch)->rows : batch_.rows;
+    num_rows_before_ = batch_.num_job_rows ? batch_.num_job_rows : batch_.num_rows;
+    bool reads = num_rows_before_ != batch_.num_rows;
     int32_t confirmed = -1;  // the slot of the present run, once it gives tokens
     DISTMK_NO_UNROLL
     for (uint32_t index = 0; index < batch_.num_rows; ++index) {
       const BatchRow row = rows[index];
+      const bool is_score = row.sample == static_cast<int32_t>(RowSample::SCORE);
+      reads |= is_score || !row.sample;
       if (!row.sample) continue;
       const auto slot = static_cast<uint32_t>(row.slot);
-      const bool is_score = row.sample == static_cast<int32_t>(RowSample::SCORE);
       if (!is_score && row.slot != confirmed) {
         confirm(rows, index);
+        ++num_sequences_;
         confirmed = row.slot;
       }
       Sequence& sequence = sequences_[slot];
@@ -97,12 +115,14 @@ class DraftBatcher : public BasicBatcher<true> {
       if (!is_score) {
         sequence.last_token = token = prompt_row(context_.params(), sequence)[next];
         finish = finish_reason(limits, token);
+        ++num_tokens_;
       }
       const bool has_record = (is_score || limits.reports_logprobs) && context_.params().logprobs;
       events_.add(index, has_record);
       rings_.add(limits.id, token, finish, iteration_ - 1, has_record);
       if (finish != FinishReason::NONE) release(slot);
     }
+    if (reads) num_tokens_ = 0;
   }
 
   // The sequence of a run, whose first row with a token is `first`, keeps the positions of accepted tokens.

@@ -12,6 +12,40 @@ DISTMK_FN DraftTotals& draft_totals(const Context& context, const SchedulerStepA
   return *reinterpret_cast<DraftTotals*>(draft_slots(context, args) + num_slots(args));
 }
 
+DISTMK_FN DraftPace& draft_pace(const Context& context, const SchedulerStepArgs& args, uint32_t program) {
+  return reinterpret_cast<DraftPace*>(&draft_totals(context, args) + 1)[program];
+}
+
+// What one more row costs, as a straight line through the times of the last iterations (DraftPace).
+struct Pace {
+  static constexpr uint32_t MEMORY = 32;         // iterations that the means are over
+  static constexpr uint32_t MEMORY_KEPT = 4;     // of them, when other sequences run than before
+  static constexpr float PRIOR_VARIANCE = 1.0f;  // variance of the rows from which on times count more than row_cost
+
+  DISTMK_FN static void add(DraftPace& pace, uint32_t num_sequences, uint32_t num_rows, uint32_t num_tokens,
+                            uint64_t ns) {
+    if (num_sequences != pace.num_sequences) pace.num = min(pace.num, MEMORY_KEPT);
+    pace.num_sequences = num_sequences;
+    if (pace.num < MEMORY) ++pace.num;
+    const float weight = 1.0f / static_cast<float>(pace.num), time = static_cast<float>(ns);
+    const float rows = static_cast<float>(num_rows), rows_off = rows - pace.rows, time_off = time - pace.ns;
+    pace.rows += weight * rows_off;
+    pace.ns += weight * time_off;
+    pace.tokens += weight * (static_cast<float>(num_tokens) - pace.tokens);
+    pace.rows_variance += weight * (rows_off * (rows - pace.rows) - pace.rows_variance);
+    pace.covariance += weight * (time_off * (rows - pace.rows) - pace.covariance);
+  }
+  // The probability of acceptance from which on a draft gives more tokens for its time than iterations have given so
+  // far. `row_cost`: of one more row, as a share of an iteration of one row, which counts as long as little is
+  // measured.
+  DISTMK_FN static float least_acceptance(const DraftPace& pace, float row_cost, uint32_t num_decoding) {
+    if (!pace.num || row_cost == 0.0f) return row_cost * static_cast<float>(num_decoding);
+    const float prior = row_cost / (1.0f + row_cost * (pace.rows - 1.0f));  // as a share of the mean iteration
+    const float cost = (pace.covariance / pace.ns + prior * PRIOR_VARIANCE) / (pace.rows_variance + PRIOR_VARIANCE);
+    return cost * pace.tokens;
+  }
+};
+
 // The estimate of the probability that a draft is accepted (DraftSlot.acceptance).
 struct Acceptance {
   static constexpr float FIRST = 0.75f, MOST = 0.98f;
@@ -45,18 +79,18 @@ DISTMK_FN void begin_drafts(const Context& context, const SchedulerStepArgs& arg
   draft_slots(context, args)[slot] = {tokens, sequence.prompt_len, 0, Acceptance::FIRST, 0};
 }
 
-// A row costs `row_cost` of an iteration that gives each decoding sequence a token. So a draft pays if it is accepted
-// with at least the probability row_cost * num_decoding. If there is no room for all drafts that pay, the least
-// probable ones are left out.
+// A draft pays if it is accepted with at least the probability Pace::least_acceptance(). If there is no room for all
+// drafts that pay, the least probable ones are left out.
 class DraftPlan {
  public:
   DISTMK_FN DraftPlan(const Context& context, const SchedulerStepArgs& args, const Sequences& sequences,
-                      uint32_t num_decoding)
+                      uint32_t program, uint32_t num_decoding)
       : context_(context),
         args_(args),
         sequences_(sequences),
         drafts_(draft_slots(context, args)),
-        least_(static_cast<float>(args.row_cost * num_decoding) / ROW_COST_UNIT) {}
+        least_(Pace::least_acceptance(draft_pace(context, args, program),
+                                      static_cast<float>(args.row_cost) / ROW_COST_UNIT, num_decoding)) {}
 
   // Lowers num_drafts of the slots for which `takes_part`, to at most `num_rows` together, and to the pages that the
   // sequences have and `num_pages` more.

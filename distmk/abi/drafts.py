@@ -37,6 +37,28 @@ class DraftSlot(ctypes.Structure):
     ]
 
 
+class DraftPace(ctypes.Structure):
+    """Means over the last iterations of a program that had no rows of prompts, from which follows what one more row costs.
+
+    begin_ns: when the present iteration's batch was made; 0: its time is not measured.
+    num: iterations so far, up to the number that the means are over; fewer after a change of the sequences.
+    num_sequences: in the last of them.
+    rows, tokens, ns: of an iteration. rows_variance, covariance: of the rows, and of rows and ns.
+    """
+
+    _fields_ = [
+        ("begin_ns", c_uint64),
+        ("num", c_uint32),
+        ("num_sequences", c_uint32),
+        ("rows", c_float),
+        ("tokens", c_float),
+        ("ns", c_float),
+        ("rows_variance", c_float),
+        ("covariance", c_float),
+        ("reserved", c_uint32),
+    ]
+
+
 class DraftTotals(ctypes.Structure):
     """What became of the drafts of a launch so far.
 

@@ -17,7 +17,7 @@ from distmk.parameter_checks import whole
 class DraftPlace(TypedDict):
     """Where drafts of a program are, as tasks take it. All of it is on rank 0.
 
-    drafts: u8, DraftSlot [num_slots], then DraftTotals.
+    drafts: u8, see `drafts_bytes`.
     batch: the program's batch, a `JobBatch` if `is_job_batch`.
     num_rows: the most rows that an iteration samples.
     """

@@ -29,7 +29,7 @@ class ProgramBuffers:
     caches: bf16 K and V cache of each layer (`AttentionShape.cache_cols`).
     ropes: by name of the rotary table, each rank's f32 [max_model_len, head_dim], cosines and sines by position.
     sampling: the logits, and what sampling computes from them (`lower/sampling.py`).
-    drafts: on rank 0, DraftSlot [slots], then DraftTotals; None without a drafter.
+    drafts: on rank 0, see `drafts_bytes`; None without a drafter.
     candidates: Candidate [worker, sampled rows], the best logits of parts of a rank's vocabulary.
     sampled: Candidate [rank, sampled rows]; only rank 0 reads its copy. Each program has its own, because the other
       ranks do not know when the copy that they send has been sent.

@@ -14,7 +14,7 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_DRAFTS, MAX_ROWS, Candidate, DraftSlot, DraftSource, DraftTotals, LaunchKind
+from distmk.abi import MAX_DRAFTS, MAX_PROGRAMS, MAX_ROWS, Candidate, DraftPace, DraftSlot, DraftSource, DraftTotals, LaunchKind
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Content, Task, access, require, task_type
 from distmk.tasks.slots import (
@@ -32,8 +32,8 @@ MAX_MATCH = 64  # most tokens that a match counts
 
 
 def drafts_bytes(num_slots: int) -> int:
-    """The size of a DraftSlot for each slot, and of DraftTotals."""
-    return ctypes.sizeof(DraftSlot) * num_slots + ctypes.sizeof(DraftTotals)
+    """The size of a DraftSlot for each slot, of DraftTotals, and of a DraftPace for each program."""
+    return ctypes.sizeof(DraftSlot) * num_slots + ctypes.sizeof(DraftTotals) + MAX_PROGRAMS * ctypes.sizeof(DraftPace)
 
 
 def drafts_accesses(rank: int, drafts: int, num_slots: int) -> list[Access]:
@@ -46,7 +46,7 @@ class AcceptDraftsArgs(ctypes.Structure):
     _fields_ = [
         ("candidates", c_uint64),  # Candidate [num_ranks, num_rows]
         ("drawn", c_uint64),  # Candidate [num_rows], the tokens of drawn rows
-        ("drafts", c_uint64),  # DraftSlot [num_slots], then DraftTotals
+        ("drafts", c_uint64),  # see `drafts_bytes`
         ("batch", c_uint64),
         ("num_ranks", c_uint32),
         ("num_rows", c_uint32),
@@ -105,7 +105,7 @@ class AcceptDrafts(Task):
 
 class ProposeDraftsArgs(ctypes.Structure):
     _fields_ = [
-        ("drafts", c_uint64),  # DraftSlot [num_slots], then DraftTotals
+        ("drafts", c_uint64),  # see `drafts_bytes`
         ("batch", c_uint64),
         ("num_rows", c_uint32),
         ("num_slots", c_uint32),

@@ -118,7 +118,7 @@ class SchedulerStepArgs(ctypes.Structure):
         ("max_rows", c_uint16 * MAX_PROGRAMS),
         ("max_drafts", c_uint16),  # of a sequence in an iteration; 0 if there are no drafts
         ("row_cost", c_uint16),  # see SchedulerStep, in ROW_COST_UNIT
-        ("drafts", c_uint64),  # DraftSlot [slots], then DraftTotals; 0: there are no drafts
+        ("drafts", c_uint64),  # see drafts_bytes; 0: there are no drafts
     ]
 
 
@@ -137,10 +137,10 @@ class SchedulerStep(Task):
       iterations have more than MAX_ROWS rows.
     max_rows: the rows of an iteration of each program, in ascending order.
     program: the number of this program.
-    drafts: if sequences have drafts (`AcceptDrafts`), u8: DraftSlot [slots], then DraftTotals.
+    drafts: if sequences have drafts (`AcceptDrafts`), u8: see `drafts_bytes`.
     max_drafts: the most drafts of a sequence in an iteration.
-    row_cost: the time that one more row takes, in 1 / ROW_COST_UNIT of an iteration of one row. Drafts that gain less are
-      not verified.
+    row_cost: the time that one more row takes, in 1 / ROW_COST_UNIT of an iteration of one row, as long as it has not been
+      measured. Drafts that gain less are not verified; with 0 all of them are.
     """
 
     candidates: Region = None  # type: ignore[assignment]

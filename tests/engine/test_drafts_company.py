@@ -68,8 +68,11 @@ def pages_with(llm: LLM, ids: Ids) -> dict[str, Any]:
 
 
 def test_rejected_positions_are_overwritten(tiny_model: Path, rng: np.random.Generator) -> None:
-    """Keys and values of the whole answer are the same bits as without drafts, in pages that the next prompt shares."""
-    prompt, params = random_ids(rng, 21), SamplingParams(max_tokens=90, ignore_eos=True)
+    """Keys and values of the whole answer are the same bits as without drafts, in pages that the next prompt shares.
+
+    The last token is the last one of a page and has neither.
+    """
+    prompt, params = random_ids(rng, 22), SamplingParams(max_tokens=90, ignore_eos=True)
     with LLM(str(tiny_model), **FIXED) as llm:
         output = llm.generate([prompt], params)[0].outputs[0].token_ids
         ids = [*prompt, *output, 1, 2, 3]
