@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 10996964810158326196ull;
+constexpr uint64_t ABI_HASH = 6717970084413907363ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -1644,24 +1644,31 @@ struct AcceptDraftsArgs {
   uint64_t candidates;  // Candidate [num_ranks, num_rows]
   uint64_t drawn;  // Candidate [num_rows], the tokens of drawn rows
   uint64_t drafts;  // see `drafts_bytes`
+  uint64_t tables;  // the buffer that operands in DraftSlot point into; 0: those operands are addresses
   uint64_t batch;
   uint32_t num_ranks;
   uint32_t num_rows;
   uint32_t num_slots;
   uint32_t is_job_batch;  // 1: the batch is a JobBatch
+  uint32_t tables_bytes;
+  uint32_t pad;
 };
-static_assert(sizeof(AcceptDraftsArgs) == 48);
+static_assert(sizeof(AcceptDraftsArgs) == 64);
 static_assert(offsetof(AcceptDraftsArgs, candidates) == 0);
 static_assert(offsetof(AcceptDraftsArgs, drawn) == 8);
 static_assert(offsetof(AcceptDraftsArgs, drafts) == 16);
-static_assert(offsetof(AcceptDraftsArgs, batch) == 24);
-static_assert(offsetof(AcceptDraftsArgs, num_ranks) == 32);
-static_assert(offsetof(AcceptDraftsArgs, num_rows) == 36);
-static_assert(offsetof(AcceptDraftsArgs, num_slots) == 40);
-static_assert(offsetof(AcceptDraftsArgs, is_job_batch) == 44);
+static_assert(offsetof(AcceptDraftsArgs, tables) == 24);
+static_assert(offsetof(AcceptDraftsArgs, batch) == 32);
+static_assert(offsetof(AcceptDraftsArgs, num_ranks) == 40);
+static_assert(offsetof(AcceptDraftsArgs, num_rows) == 44);
+static_assert(offsetof(AcceptDraftsArgs, num_slots) == 48);
+static_assert(offsetof(AcceptDraftsArgs, is_job_batch) == 52);
+static_assert(offsetof(AcceptDraftsArgs, tables_bytes) == 56);
+static_assert(offsetof(AcceptDraftsArgs, pad) == 60);
 
 struct ProposeDraftsArgs {
   uint64_t drafts;  // see `drafts_bytes`
+  uint64_t tables;  // the buffer that operands in DraftSlot point into; 0: those operands are addresses
   uint64_t batch;
   uint32_t num_rows;
   uint32_t num_slots;
@@ -1671,18 +1678,23 @@ struct ProposeDraftsArgs {
   uint32_t min_match;
   uint32_t max_match;
   uint32_t drafts_per_match;  // most drafts for each token that matches, in 256ths
+  uint32_t tables_bytes;
+  uint32_t max_ids;  // of a sequence, drafts included
 };
-static_assert(sizeof(ProposeDraftsArgs) == 48);
+static_assert(sizeof(ProposeDraftsArgs) == 64);
 static_assert(offsetof(ProposeDraftsArgs, drafts) == 0);
-static_assert(offsetof(ProposeDraftsArgs, batch) == 8);
-static_assert(offsetof(ProposeDraftsArgs, num_rows) == 16);
-static_assert(offsetof(ProposeDraftsArgs, num_slots) == 20);
-static_assert(offsetof(ProposeDraftsArgs, is_job_batch) == 24);
-static_assert(offsetof(ProposeDraftsArgs, source) == 28);
-static_assert(offsetof(ProposeDraftsArgs, max_drafts) == 32);
-static_assert(offsetof(ProposeDraftsArgs, min_match) == 36);
-static_assert(offsetof(ProposeDraftsArgs, max_match) == 40);
-static_assert(offsetof(ProposeDraftsArgs, drafts_per_match) == 44);
+static_assert(offsetof(ProposeDraftsArgs, tables) == 8);
+static_assert(offsetof(ProposeDraftsArgs, batch) == 16);
+static_assert(offsetof(ProposeDraftsArgs, num_rows) == 24);
+static_assert(offsetof(ProposeDraftsArgs, num_slots) == 28);
+static_assert(offsetof(ProposeDraftsArgs, is_job_batch) == 32);
+static_assert(offsetof(ProposeDraftsArgs, source) == 36);
+static_assert(offsetof(ProposeDraftsArgs, max_drafts) == 40);
+static_assert(offsetof(ProposeDraftsArgs, min_match) == 44);
+static_assert(offsetof(ProposeDraftsArgs, max_match) == 48);
+static_assert(offsetof(ProposeDraftsArgs, drafts_per_match) == 52);
+static_assert(offsetof(ProposeDraftsArgs, tables_bytes) == 56);
+static_assert(offsetof(ProposeDraftsArgs, max_ids) == 60);
 
 enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25, ACCEPT_DRAFTS = 26, PROPOSE_DRAFTS = 27, VERIFY_ROW = 28 };
 

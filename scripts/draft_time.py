@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -33,7 +32,10 @@ KINDS = {
         f"{ARTICLE}\n\nRepeat the text above.",
         f"Repeat this text word for word:\n\n{ARTICLE}",
     ],
-    "free": ["Tell me a story about a dragon who learns to cook.", "Explain how photosynthesis works, in your own words."],
+    "free": [
+        "Tell me a story about a dragon who learns to cook.",
+        "Explain how photosynthesis works, in your own words.",
+    ],
 }
 
 
@@ -91,7 +93,9 @@ def main() -> int:
             assert before is not None and after is not None
             num = after.num_drafts - before.num_drafts
             accepted = sum(after.num_accepted) - sum(before.num_accepted)
-            ratios = [with_drafts / without for with_drafts, without in zip(found["drafts"], found["plain"], strict=True)]
+            ratios = [
+                with_drafts / without for with_drafts, without in zip(found["drafts"], found["plain"], strict=True)
+            ]
             result[kind] = {
                 **{name: spread(values) for name, values in found.items()},
                 "ratio": round(statistics.median(ratios), 3),

@@ -47,7 +47,7 @@ DISTMK_FN void accept_drafts(Context& context, const AcceptDraftsArgs& args) {
     if (!is_first_with_token(rows, first)) continue;
     BatchRow row = rows[first];
     DraftSlot& drafts = context.at<DraftSlot>(args.drafts)[row.slot];
-    auto* tokens = reinterpret_cast<int32_t*>(load_fresh(&drafts.tokens));
+    auto* tokens = context.at<int32_t>(load_fresh(&drafts.tokens));
     const int32_t slot = row.slot;
     DISTMK_NO_UNROLL
     for (uint32_t index = first;; ++index) {
@@ -111,10 +111,10 @@ class HistorySearch {
 
 // The drafts of one sequence, with all threads of the block.
 template <class Block>
-DISTMK_FN void propose_for(Block& block, const ProposeDraftsArgs& args, DraftSlot& drafts, uint32_t capacity) {
-  auto* tokens = reinterpret_cast<int32_t*>(load_fresh(&drafts.tokens));
+DISTMK_FN void propose_for(Block& block, const Context& context, const ProposeDraftsArgs& args, DraftSlot& drafts) {
+  auto* tokens = context.at<int32_t>(load_fresh(&drafts.tokens));
   const uint32_t num = load_fresh(&drafts.num_tokens);
-  uint32_t most = num < capacity ? min(args.max_drafts, capacity - num) : 0;
+  uint32_t most = num < args.max_ids ? min(args.max_drafts, args.max_ids - num) : 0;
   if (args.source != static_cast<uint32_t>(DraftSource::GIVEN) && most) {
     const auto match = HistorySearch<Block>(block, args, tokens, num).find();
     most = min(most, match.length * args.drafts_per_match / 256);
@@ -133,7 +133,7 @@ DISTMK_FN void propose_drafts(Block& block, Context& context, const ProposeDraft
   uint32_t index = context.instance;
   do {
     if (is_first_with_token(rows, index))
-      propose_for(block, args, context.at<DraftSlot>(args.drafts)[rows[index].slot], context.params().prompt_stride);
+      propose_for(block, context, args, context.at<DraftSlot>(args.drafts)[rows[index].slot]);
   } while (context.next_assigned(index));
 }
 

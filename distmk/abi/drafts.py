@@ -22,7 +22,7 @@ class DraftSource(enum.IntEnum):
 class DraftSlot(ctypes.Structure):
     """The drafts of the sequence in a slot, on rank 0.
 
-    tokens: address of its i32 ids by position: the prompt, the output, then `num_drafts` drafts.
+    tokens: address or operand of its i32 ids by position: the prompt, the output, then `num_drafts` drafts.
     num_tokens: confirmed ids, of which all but the last are in the KV cache; advanced by `accept_drafts`.
     num_drafts: set by a drafter. The scheduler step lowers it to the drafts that the next iteration verifies.
     acceptance: estimated probability that a draft is accepted if those before it are.

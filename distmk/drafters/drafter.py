@@ -20,11 +20,13 @@ class DraftPlace(TypedDict):
     drafts: u8, see `drafts_bytes`.
     batch: the program's batch, a `JobBatch` if `is_job_batch`.
     num_rows: the most rows that an iteration samples.
+    max_ids: ids that a sequence has room for, drafts included.
     """
 
     drafts: Region
     batch: Region
     num_rows: int
+    max_ids: int
     num_slots: int
     is_job_batch: bool
 

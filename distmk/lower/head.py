@@ -55,13 +55,7 @@ def emit_sampled(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers, num_part
 
 def _emit_drafts(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers, drafts: Buffer, drafter: Drafter) -> None:
     """The tasks that find which drafts are accepted, and that propose the next ones."""
-    place = DraftPlace(
-        drafts=drafts.at(0),
-        batch=buffers.batch.at(0),
-        num_rows=buffers.bucket.num_sampled,
-        num_slots=plan.options.num_slots,
-        is_job_batch=buffers.bucket.has_jobs,
-    )
+    batch, num_rows, num_slots = buffers.batch.at(0), buffers.bucket.num_sampled, plan.options.num_slots
     graph.add(
         AcceptDrafts(
             rank=0,
@@ -69,9 +63,21 @@ def _emit_drafts(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers, drafts: 
             worker=0,
             candidates=buffers.sampled.at(0),
             drawn=buffers.sampling.drawn.at(0),
+            drafts=drafts.at(0),
+            batch=batch,
             num_ranks=graph.num_ranks,
-            **place,
+            num_rows=num_rows,
+            num_slots=num_slots,
+            is_job_batch=buffers.bucket.has_jobs,
         )
+    )
+    place = DraftPlace(
+        drafts=drafts.at(0),
+        batch=batch,
+        num_rows=num_rows,
+        num_slots=num_slots,
+        max_ids=plan.options.max_model_len + 1,
+        is_job_batch=buffers.bucket.has_jobs,
     )
     drafter.emit(graph, place)
 

@@ -14,9 +14,19 @@ from ctypes import c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from distmk.abi import MAX_DRAFTS, MAX_PROGRAMS, MAX_ROWS, Candidate, DraftPace, DraftSlot, DraftSource, DraftTotals, LaunchKind
+from distmk.abi import (
+    MAX_DRAFTS,
+    MAX_PROGRAMS,
+    MAX_ROWS,
+    Candidate,
+    DraftPace,
+    DraftSlot,
+    DraftSource,
+    DraftTotals,
+    LaunchKind,
+)
 from distmk.graph.regions import Region
-from distmk.graph.task import Access, Content, Task, access, require, task_type
+from distmk.graph.task import Access, Content, Layout, Task, access, require, task_type
 from distmk.tasks.slots import (
     check_batch_kind,
     check_num_rows,
@@ -42,16 +52,29 @@ def drafts_accesses(rank: int, drafts: int, num_slots: int) -> list[Access]:
     return [read, read._replace(write=True)]
 
 
+def _accesses(rank: int, args: Any) -> list[Access]:
+    """Those of a task that changes drafts: of these, of the ids of sequences, and of the batch."""
+    check_num_slots(args)
+    check_num_rows(args.num_rows)
+    require(rank == 0, "drafts are rank 0's")
+    tables = access(False, rank, args.tables, args.tables_bytes)
+    ids = [tables, tables._replace(write=True)] if args.tables else []
+    return [*ids, *drafts_accesses(rank, args.drafts, args.num_slots), *row_accesses(rank, args)]
+
+
 class AcceptDraftsArgs(ctypes.Structure):
     _fields_ = [
         ("candidates", c_uint64),  # Candidate [num_ranks, num_rows]
         ("drawn", c_uint64),  # Candidate [num_rows], the tokens of drawn rows
         ("drafts", c_uint64),  # see `drafts_bytes`
+        ("tables", c_uint64),  # the buffer that operands in DraftSlot point into; 0: those operands are addresses
         ("batch", c_uint64),
         ("num_ranks", c_uint32),
         ("num_rows", c_uint32),
         ("num_slots", c_uint32),
         ("is_job_batch", c_uint32),  # 1: the batch is a JobBatch
+        ("tables_bytes", c_uint32),
+        ("pad", c_uint32),
     ]
 
 
@@ -68,6 +91,7 @@ class AcceptDrafts(Task):
     drafts: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
     num_ranks: int = 1
+    tables: Region | None = None
     num_rows: int = MAX_ROWS
     num_slots: int = MAX_ROWS
     is_job_batch: bool = False
@@ -75,13 +99,16 @@ class AcceptDrafts(Task):
     Args: ClassVar[type[ctypes.Structure]] = AcceptDraftsArgs
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"candidates": "u8", "drawn": "u8", "drafts": "u8", "batch": None}
+        return {"candidates": "u8", "drawn": "u8", "drafts": "u8", "batch": None, "tables": "u8"}
 
     def reads(self) -> Iterable[Region]:
-        return (self.candidates, self.drawn, self.drafts, self.batch)
+        return filter(None, (self.candidates, self.drawn, self.drafts, self.batch, self.tables))
 
     def writes(self) -> Iterable[Region]:
-        return (self.drafts,)
+        return filter(None, (self.drafts, self.tables))
+
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"tables_bytes": self.tables.cols if self.tables else 0}
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
@@ -91,21 +118,18 @@ class AcceptDrafts(Task):
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        check_num_slots(args)
-        check_num_rows(args.num_rows)
-        require(rank == 0, "drafts are rank 0's")
         require(args.num_ranks == num_ranks, "num_ranks is not that of the program")
         return [
             access(False, rank, args.candidates, CANDIDATE_BYTES * args.num_rows * args.num_ranks),
             access(False, rank, args.drawn, CANDIDATE_BYTES * args.num_rows),
-            *drafts_accesses(rank, args.drafts, args.num_slots),
-            *row_accesses(rank, args),
+            *_accesses(rank, args),
         ]
 
 
 class ProposeDraftsArgs(ctypes.Structure):
     _fields_ = [
         ("drafts", c_uint64),  # see `drafts_bytes`
+        ("tables", c_uint64),  # the buffer that operands in DraftSlot point into; 0: those operands are addresses
         ("batch", c_uint64),
         ("num_rows", c_uint32),
         ("num_slots", c_uint32),
@@ -115,6 +139,8 @@ class ProposeDraftsArgs(ctypes.Structure):
         ("min_match", c_uint32),
         ("max_match", c_uint32),
         ("drafts_per_match", c_uint32),  # most drafts for each token that matches, in 256ths
+        ("tables_bytes", c_uint32),
+        ("max_ids", c_uint32),  # of a sequence, drafts included
     ]
 
 
@@ -125,10 +151,14 @@ class ProposeDrafts(Task):
 
     An instance is a sampled row; the first one of a sequence does its work. The longest match counts, up to `max_match`
     tokens; a shorter one than `min_match` counts as none. It may end at any of the last MAX_SEARCHED positions.
+
+    max_ids: ids that a sequence has room for, drafts included.
     """
 
     drafts: Region = None  # type: ignore[assignment]
     batch: Region = None  # type: ignore[assignment]
+    tables: Region | None = None
+    max_ids: int = 0
     num_rows: int = MAX_ROWS
     num_slots: int = MAX_ROWS
     is_job_batch: bool = False
@@ -143,13 +173,16 @@ class ProposeDrafts(Task):
     loops_over_instances: ClassVar[bool] = True
 
     def dtypes(self) -> Mapping[str, str | None]:
-        return {"drafts": "u8", "batch": None}
+        return {"drafts": "u8", "batch": None, "tables": "u8"}
 
     def reads(self) -> Iterable[Region]:
-        return (self.drafts, self.batch)
+        return filter(None, (self.drafts, self.batch, self.tables))
 
     def writes(self) -> Iterable[Region]:
-        return (self.drafts,)
+        return filter(None, (self.drafts, self.tables))
+
+    def derived(self, layout: Layout) -> dict[str, Any]:
+        return {"tables_bytes": self.tables.cols if self.tables else 0}
 
     def max_instances(self) -> int:
         return self.num_rows
@@ -164,13 +197,11 @@ class ProposeDrafts(Task):
         check_row_capacity(args.num_rows, step)
         check_batch_kind(args, step)
         require(args.max_drafts <= step.max_drafts, "there are more drafts than the scheduler step verifies")
+        require(args.max_ids <= step.max_positions + 1, "there are drafts behind the longest sequence")
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
-        check_num_slots(args)
-        check_num_rows(args.num_rows)
-        require(rank == 0, "drafts are rank 0's")
         require(args.source in set(DraftSource), "the source of drafts is unknown")
         require(1 <= args.max_drafts <= MAX_DRAFTS, "max_drafts is out of range")
         require(1 <= args.min_match <= args.max_match <= MAX_MATCH, "the lengths of matches are out of range")
-        return [*drafts_accesses(rank, args.drafts, args.num_slots), *row_accesses(rank, args)]
+        return _accesses(rank, args)
