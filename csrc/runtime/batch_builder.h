@@ -3,7 +3,6 @@
 #pragma once
 #include "runtime/draft_plan.h"
 #include "runtime/job_batch.h"
-#include "runtime/page_table.h"
 #include "runtime/program_choice.h"
 #include "runtime/row_tokens.h"
 
@@ -42,7 +41,10 @@ class BatchBuilder {
   template <bool HAS_DECODING = false>
   DISTMK_FN void build(uint32_t program, uint32_t num_left = 0) {
     if constexpr (!HAS_DECODING) begin(program, true);
-    if constexpr (HAS_DRAFTS) plan_drafts(program);
+    if constexpr (HAS_DRAFTS)
+      DraftPlan(context_, args_, sequences_, program)
+          .choose(pages_, choice_.max_rows(program), max_sampled_,
+                  [&](uint32_t slot) { return is_for(program, slot); });
     const uint32_t max_rows = choice_.max_rows(program), end = sequences_.end();
     uint32_t num_reading = num_left, num_kept = 0;  // num_kept: how many of them keep to programs
     if constexpr (!HAS_DECODING) {
@@ -116,7 +118,6 @@ class BatchBuilder {
   uint32_t max_sampled_ = MAX_ROWS;
   uint32_t num_rows_ = 0, num_runs_ = 0;  // of the iteration
   bool keeps_ = false;                    // several programs exist, and some rows keep to one
-  uint32_t first_draft_ = ~0u;            // position of the run's first draft, if there are drafts
 
   DISTMK_FN void begin(uint32_t program, bool is_leader) {
     job_batch_ = choice_.has_jobs(program) ? context_.at<JobBatch>(choice_.batch(program)) : nullptr;
@@ -175,35 +176,16 @@ class BatchBuilder {
     if constexpr (HAS_DRAFTS) return draft_slots(context_, args_)[slot].num_drafts;
     return 0;
   }
-  // Whether the row at `position` of the present run has a draft. Drafts are behind the tokens of the sequence
-  // (DraftSlot.tokens), like the tokens of its prompt.
-  DISTMK_FN bool is_draft(uint32_t position) const { return HAS_DRAFTS && position >= first_draft_; }
-  DISTMK_FN RowSample sample_of(const RequestEntry& request, uint32_t position) const {
+  // Whether the row at `position` has a draft. Drafts are behind the tokens of the sequence, as these are in the
+  // prompt.
+  DISTMK_FN bool is_draft(uint32_t slot, uint32_t position) const {
+    if constexpr (HAS_DRAFTS) return position >= draft_slots(context_, args_)[slot].num_tokens;
+    return false;
+  }
+  DISTMK_FN RowSample sample_of(uint32_t slot, const RequestEntry& request, uint32_t position) const {
     const RowSample sample = row_sample(request, position);
-    return is_draft(position) && sample == RowSample::DRAW ? RowSample::VERIFY : sample;
+    return sample == RowSample::DRAW && is_draft(slot, position) ? RowSample::VERIFY : sample;
   }
-  // Chooses the drafts that the iteration verifies. They take rows and pages that no sequence would take without them.
-  DISTMK_FN void plan_drafts(uint32_t program) const {
-    uint32_t num_decoding = 0, num_rows = 0, num_sampled = 0, num_pages = 0;
-    DISTMK_NO_UNROLL
-    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
-      const Sequence& sequence = sequences_[slot];
-      if (sequence.request < 0) continue;
-      const bool decodes = is_decoding(sequence);
-      num_pages += decodes ? pages_.needs_page(sequence)
-                           : pages_.pages_of(sequence.prompt_len) - pages_.pages_of(sequence.position);
-      if (!is_for(program, slot)) continue;
-      num_decoding += decodes;
-      num_rows += decodes ? 1 : sequence.prompt_len - sequence.position;
-      num_sampled += decodes ? 1 : 1 + request_of(context_.params(), sequence).num_scores;
-    }
-    DraftPlan plan(context_, args_, sequences_, program, num_decoding);
-    plan.choose(min(rest_of(choice_.max_rows(program), num_rows), rest_of(max_sampled_, num_sampled)),
-                rest_of(pages_.num_free(), num_pages), [&](uint32_t slot) {
-                  return sequences_[slot].request >= 0 && is_decoding(sequences_[slot]) && is_for(program, slot);
-                });
-  }
-  DISTMK_FN static uint32_t rest_of(uint32_t all, uint32_t taken) { return all > taken ? all - taken : 0; }
 
   // Adds a row for every decoding sequence that keeps to programs (`kept`), or for every other decoding sequence. If no
   // sequence keeps to programs, adds a row for all.
@@ -257,7 +239,6 @@ class BatchBuilder {
     Sequence& sequence = sequences_[slot];
     const RequestEntry& request = request_of(context_.params(), sequence);
     const uint32_t begin = num_rows_, first = sequence.position;
-    if constexpr (HAS_DRAFTS) first_draft_ = is_decoding(sequence) ? first + 1 : ~0u;
     if (!job_batch_)
       add_rows(slot, sequence, request, num_rows);
     else if (!add_job_rows(slot, sequence, request, num_rows))
@@ -272,7 +253,7 @@ class BatchBuilder {
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position, ++num_rows_) {
       pages_.grow(slot, sequence);
-      add_row(slot, sequence, sample_of(request, sequence.position));
+      add_row(slot, sequence, sample_of(slot, request, sequence.position));
     }
   }
 
@@ -281,7 +262,7 @@ class BatchBuilder {
   DISTMK_FN bool add_job_rows(uint32_t slot, Sequence& sequence, const RequestEntry& request, uint32_t num_rows) {
     const uint32_t end = sequence.position + num_rows, begin = num_rows_;
     while (sequence.position < end) {
-      const RowSample sample = sample_of(request, sequence.position);
+      const RowSample sample = sample_of(slot, request, sequence.position);
       if (sample != RowSample::NONE && batch_.num_rows == max_sampled_) break;
       pages_.grow(slot, sequence);
       uint32_t count = 1;
@@ -302,7 +283,7 @@ class BatchBuilder {
   }
 
   DISTMK_FN void add_row(uint32_t slot, const Sequence& sequence, RowSample sample) {
-    const bool in_prompt = sequence.position < sequence.prompt_len || is_draft(sequence.position);
+    const bool in_prompt = sequence.position < sequence.prompt_len || is_draft(slot, sequence.position);
     BatchRow* rows = job_batch_ ? job_batch_->rows : batch_.rows;
     rows[batch_.num_rows++] = {
         in_prompt ? prompt_row(context_.params(), sequence)[sequence.position] : sequence.last_token,

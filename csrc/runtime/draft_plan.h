@@ -1,7 +1,7 @@
 // Which drafts of which sequences the next iteration verifies.
 #pragma once
+#include "runtime/page_table.h"
 #include "runtime/row_tokens.h"
-#include "runtime/sequences.h"
 
 namespace distmk {
 
@@ -84,42 +84,39 @@ DISTMK_FN void begin_drafts(const Context& context, const SchedulerStepArgs& arg
 class DraftPlan {
  public:
   DISTMK_FN DraftPlan(const Context& context, const SchedulerStepArgs& args, const Sequences& sequences,
-                      uint32_t program, uint32_t num_decoding)
+                      uint32_t program)
       : context_(context),
         args_(args),
         sequences_(sequences),
         drafts_(draft_slots(context, args)),
-        least_(Pace::least_acceptance(draft_pace(context, args, program),
-                                      static_cast<float>(args.row_cost) / ROW_COST_UNIT, num_decoding)) {}
+        pace_(draft_pace(context, args, program)) {}
 
-  // Lowers num_drafts of the slots for which `takes_part`, to at most `num_rows` together, and to the pages that the
-  // sequences have and `num_pages` more.
-  template <class TakesPart>
-  DISTMK_FN void choose(uint32_t num_rows, uint32_t num_pages, const TakesPart& takes_part) const {
+  // Lowers num_drafts of the decoding sequences for which `is_for(slot)`: the iteration has rows for them. Drafts get
+  // rows and pages that no sequence would take without them.
+  template <class IsFor>
+  DISTMK_FN void choose(const PageTable& pages, uint32_t max_rows, uint32_t max_sampled, const IsFor& is_for) {
+    uint32_t num_decoding = 0, num_rows = 0, num_sampled = 0, num_pages = 0;
+    DISTMK_NO_UNROLL
+    for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
+      const Sequence& sequence = sequences_[slot];
+      if (sequence.request < 0) continue;
+      const bool decodes = is_decoding(sequence);
+      num_pages += decodes ? pages.needs_page(sequence)
+                           : pages.pages_of(sequence.prompt_len) - pages.pages_of(sequence.position);
+      if (!is_for(slot)) continue;
+      num_decoding += decodes;
+      num_rows += decodes ? 1 : sequence.prompt_len - sequence.position;
+      num_sampled += decodes ? 1 : 1 + request_of(context_.params(), sequence).num_scores;
+    }
+    least_ = Pace::least_acceptance(pace_, static_cast<float>(args_.row_cost) / ROW_COST_UNIT, num_decoding);
     const auto for_each = [&](const auto& visit) {
       DISTMK_NO_UNROLL
       for (uint32_t slot = 0; slot < sequences_.end(); ++slot)
-        if (takes_part(slot)) visit(slot, drafts_[slot]);
+        if (sequences_[slot].request >= 0 && is_decoding(sequences_[slot]) && is_for(slot)) visit(slot, drafts_[slot]);
     };
-    uint32_t num_wanted = 0;
-    for_each([&](uint32_t slot, DraftSlot& drafts) { num_wanted += keep_worthwhile(slot, drafts); });
-    if (num_wanted > num_rows) {
-      float least = least_ > LEVEL ? least_ : LEVEL, before = least;
-      uint32_t num = num_wanted;
-      for (; num > num_rows; least += LEVEL) {
-        before = least;
-        num = 0;
-        for_each([&](uint32_t, const DraftSlot& drafts) { num += num_above(drafts, least); });
-      }
-      // Above `before` there is room for all, and perhaps for some of the next probable ones.
-      for_each([&](uint32_t, DraftSlot& drafts) {
-        const uint32_t wanted = drafts.num_drafts, kept = num_above(drafts, before);
-        const uint32_t more = min(wanted - kept, min(num_above(drafts, before - LEVEL) - kept, num_rows - num));
-        num += more;
-        drafts.num_drafts = kept + more;
-      });
-    }
-    for_each([&](uint32_t, DraftSlot& drafts) { keep_in_pages(drafts, num_pages); });
+    share_rows(for_each, min(rest_of(max_rows, num_rows), rest_of(max_sampled, num_sampled)));
+    uint32_t num_free = rest_of(pages.num_free(), num_pages);
+    for_each([&](uint32_t, DraftSlot& drafts) { keep_in_pages(pages, drafts, num_free); });
   }
 
  private:
@@ -128,7 +125,33 @@ class DraftPlan {
   const SchedulerStepArgs& args_;
   const Sequences& sequences_;
   DraftSlot* drafts_;
-  const float least_;
+  const DraftPace& pace_;
+  float least_ = 0.0f;  // probability from which on a draft pays
+
+  DISTMK_FN static bool is_decoding(const Sequence& sequence) { return sequence.position >= sequence.prompt_len; }
+  DISTMK_FN static uint32_t rest_of(uint32_t all, uint32_t taken) { return all > taken ? all - taken : 0; }
+
+  // Keeps the drafts that pay, or the most probable ones of them that `num_rows` rows have room for.
+  template <class ForEach>
+  DISTMK_FN void share_rows(const ForEach& for_each, uint32_t num_rows) const {
+    uint32_t num_wanted = 0;
+    for_each([&](uint32_t slot, DraftSlot& drafts) { num_wanted += keep_worthwhile(slot, drafts); });
+    if (num_wanted <= num_rows) return;
+    float least = least_ > LEVEL ? least_ : LEVEL, before = least;
+    uint32_t num = num_wanted;
+    for (; num > num_rows; least += LEVEL) {
+      before = least;
+      num = 0;
+      for_each([&](uint32_t, const DraftSlot& drafts) { num += num_above(drafts, least); });
+    }
+    // Above `before` there is room for all, and perhaps for some of the next probable ones.
+    for_each([&](uint32_t, DraftSlot& drafts) {
+      const uint32_t kept = num_above(drafts, before);
+      const uint32_t more = min(num_above(drafts, before - LEVEL) - kept, num_rows - num);
+      num += more;
+      drafts.num_drafts = kept + more;
+    });
+  }
 
   DISTMK_FN static uint32_t num_above(const DraftSlot& drafts, float least) {
     return Acceptance::num_worthwhile(drafts.acceptance, least, drafts.num_drafts);
@@ -145,11 +168,11 @@ class DraftPlan {
     if (offered && !drafts.num_drafts) drafts.acceptance = Acceptance::forget(drafts.acceptance);
     return drafts.num_drafts;
   }
-  DISTMK_FN void keep_in_pages(DraftSlot& drafts, uint32_t& num_pages) const {
-    const auto pages_of = [&](uint32_t num) { return (num + args_.page_size - 1) / args_.page_size; };
-    const uint32_t own = pages_of(drafts.num_tokens), room = (own + num_pages) * args_.page_size - drafts.num_tokens;
-    drafts.num_drafts = min(drafts.num_drafts, room);
-    num_pages -= pages_of(drafts.num_tokens + drafts.num_drafts) - own;
+  DISTMK_FN static void keep_in_pages(const PageTable& pages, DraftSlot& drafts, uint32_t& num_free) {
+    const uint32_t own = pages.pages_of(drafts.num_tokens);
+    while (drafts.num_drafts && pages.pages_of(drafts.num_tokens + drafts.num_drafts) > own + num_free)
+      --drafts.num_drafts;
+    num_free -= pages.pages_of(drafts.num_tokens + drafts.num_drafts) - own;
   }
 };
 

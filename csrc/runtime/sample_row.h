@@ -88,14 +88,10 @@ class RowSampler {
     const SlotSampling& slot;
     const uint32_t *counts, *mask;  // null: not in use
 
-    DISTMK_FN float operator()(uint32_t token, float x, float bias) const {
+    // `num_drafts`: how often the token is among the drafts of the row and of those before it.
+    DISTMK_FN float operator()(uint32_t token, float x, float bias, uint32_t num_drafts = 0) const {
       if (mask && !(Block::load(mask + token / 32) >> token % 32 & 1)) return -INFINITY;
-      return counts ? penalize(x + bias, slot, Block::load(counts + token)) : x + bias;
-    }
-    // The same for a token that is `num_drafts` times among the drafts of the row and of those before it.
-    DISTMK_FN float with_drafts(uint32_t token, float x, float bias, uint32_t num_drafts) const {
-      if (mask && !(Block::load(mask + token / 32) >> token % 32 & 1)) return -INFINITY;
-      return penalize(x + bias, slot, Block::load(counts + token) + num_drafts);
+      return counts ? penalize(x + bias, slot, Block::load(counts + token) + num_drafts) : x + bias;
     }
     // Adjusts a vector of tokens without biases. Few tokens have been counted, so most vectors do not change.
     DISTMK_FN void operator()(uint32_t first, const float* x, uint32_t count, float* y) const {
@@ -159,7 +155,7 @@ class RowSampler {
       float bias = 0.0f;
       for (uint32_t j = 0; j < num_biases(); ++j)
         if (Block::load(&biases[j].token) == draft) bias = Block::load(&biases[j].value);
-      *adjusted_.at(token) = adjusted.with_drafts(token, finite_logit(Block::load(raw_.at(token))), bias, times);
+      *adjusted_.at(token) = adjusted(token, finite_logit(Block::load(raw_.at(token))), bias, times);
     }
     block_.sync();
   }

@@ -29,7 +29,7 @@ from distmk.tasks.attention import Attention, GeneralAttention
 from distmk.tasks.attention_jobs import AppendKv, AttentionJobs
 from distmk.tasks.combine import Combine
 from distmk.tasks.comm import Put, Sum
-from distmk.tasks.drafting import AcceptDrafts, ProposeDrafts
+from distmk.tasks.drafting import AcceptDrafts, ProposeDrafts, VerifyRow
 from distmk.tasks.elementwise import Affine, Nop, Sine
 from distmk.tasks.embed import Embed
 from distmk.tasks.linear import Linear
@@ -38,7 +38,7 @@ from distmk.tasks.own_types import register
 from distmk.tasks.post_norm import PostNorm
 from distmk.tasks.residual_rows import EmbedRows, ReduceRows
 from distmk.tasks.sampled_rows import ArgmaxRows, SelectRows
-from distmk.tasks.sampling import CountTokens, SampleRow, SendLogits, VerifyRow
+from distmk.tasks.sampling import CountTokens, SampleRow, SendLogits
 from distmk.tasks.scaled_linear import ScaledLinear
 from distmk.tasks.scheduling import Sample, SchedulerStep
 from distmk.tasks.splits import AttentionShape

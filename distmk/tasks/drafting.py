@@ -27,6 +27,7 @@ from distmk.abi import (
 )
 from distmk.graph.regions import Region
 from distmk.graph.task import Access, Content, Layout, Task, access, require, task_type
+from distmk.tasks.sampling import SampleRow
 from distmk.tasks.slots import (
     check_batch_kind,
     check_num_rows,
@@ -205,3 +206,11 @@ class ProposeDrafts(Task):
         require(1 <= args.max_drafts <= MAX_DRAFTS, "max_drafts is out of range")
         require(1 <= args.min_match <= args.max_match <= MAX_MATCH, "the lengths of matches are out of range")
         return _accesses(rank, args)
+
+
+@task_type(28, "verify_row")
+@dataclass(frozen=True, eq=False)
+class VerifyRow(SampleRow):
+    """SampleRow in a program with drafts. A row whose token is a draft (RowSample.VERIFY) is drawn like all others; for
+    penalties, that draft and those before it count as tokens of the sequence.
+    """

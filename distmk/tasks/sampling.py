@@ -294,11 +294,3 @@ class SampleRow(Task):
             access(True, rank, args.drawn, DRAWN_BYTES),
             access(True, rank, args.record, RECORD_BYTES),
         ]
-
-
-@task_type(28, "verify_row")
-@dataclass(frozen=True, eq=False)
-class VerifyRow(SampleRow):
-    """SampleRow in a program with drafts. A row whose token is a draft (RowSample.VERIFY) is drawn like all others; for
-    penalties, that draft and those before it count as tokens of the sequence.
-    """

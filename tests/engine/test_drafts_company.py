@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.faults import write_config
 from support.oracle_drafter import drafting, futures, perturbed
 from support.pages import check_all_free, random_ids
 from support.served_requests import Served
 from support.tiny import Reference, check_clear_share, check_greedy
+from support.tiny_config import tiny_config
 
 from distmk import LLM, SamplingParams
 from distmk.abi import MAX_SEQUENCES
@@ -119,3 +122,27 @@ def test_job_iterations(
         for index, output in enumerate(outputs)
     ]
     check_clear_share(sum(walk.clear_steps for walk in walks), sum(walk.steps for walk in walks))
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the emulator's fibers are written for x86-64")
+@pytest.mark.parametrize(("num_ranks", "row_buckets"), [(1, "16"), (2, "16,40")])
+def test_emulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, num_ranks: int, row_buckets: str
+) -> None:
+    """The kernel's own bodies and scheduler step give the host twin's tokens: greedy, and drawn among few with penalties."""
+    monkeypatch.setenv("DISTMK_ROW_BUCKETS", row_buckets)
+    model = write_config(tiny_config(hidden_size=192, intermediate_size=320, head_dim=32), tmp_path / "config.json")
+    prompts = [rng.integers(0, 331, int(n)).tolist() for n in rng.integers(1, 12, 5 if num_ranks == 1 else 18)]
+    drawn: dict[str, Any] = {"seed": 7, "top_k": 2, "repetition_penalty": 1.3, "logprobs": 2}
+    params = [SamplingParams(max_tokens=7, **(drawn if i % 2 else {"temperature": 0.0})) for i in range(len(prompts))]
+    sizes: dict[str, Any] = {"num_workers": 3, "max_model_len": 32, "tensor_parallel_size": num_ranks}
+    sizes |= {"load_format": "dummy", "max_num_seqs": 40 if num_ranks > 1 else 16}
+    with LLM(str(model), backend="host", **sizes) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    future = futures(prompts, [perturbed(rng, output, 0.3, 331) for output in expected])
+    config = {"method": "given", "num_speculative_tokens": 3}
+    with LLM(str(model), backend="emulated", speculative_config=config, **sizes) as llm, drafting(future):
+        got = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        stats = llm.stats().drafts
+    assert got == expected and stats is not None and 0 < sum(stats.num_accepted) < stats.num_draft_tokens
