@@ -184,7 +184,8 @@ class BatchBuilder {
   }
   DISTMK_FN RowSample sample_of(uint32_t slot, const RequestEntry& request, uint32_t position) const {
     const RowSample sample = row_sample(request, position);
-    return sample == RowSample::DRAW && is_draft(slot, position) ? RowSample::VERIFY : sample;
+    if constexpr (HAS_DRAFTS) return sample == RowSample::DRAW && is_draft(slot, position) ? RowSample::VERIFY : sample;
+    return sample;
   }
 
   // Adds a row for every decoding sequence that keeps to programs (`kept`), or for every other decoding sequence. If no

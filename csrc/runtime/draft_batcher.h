@@ -109,7 +109,8 @@ class DraftBatcher : public BasicBatcher<true> {
       const auto next = static_cast<uint32_t>(row.position) + 1;  // position of the row's token
       if (!is_score && next >= draft_slots(context_, args_)[slot].num_tokens) continue;  // behind a rejected draft
       const RequestEntry& request = request_of(sequence);
-      const TokenLimits limits(sequence, request, next);
+      TokenLimits limits(sequence, request);
+      limits.position = next, limits.num_new = next + 1 - sequence.prompt_len;
       int32_t token = -1;
       FinishReason finish = FinishReason::NONE;
       if (!is_score) {

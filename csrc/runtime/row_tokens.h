@@ -51,12 +51,9 @@ struct TokenLimits {
   bool ignore_eos, reports_logprobs;
 
   DISTMK_FN TokenLimits(const Sequence& sequence, const RequestEntry& request)
-      : TokenLimits(sequence, request, sequence.position) {}
-  // `num_cached`: tokens in the KV cache before this token.
-  DISTMK_FN TokenLimits(const Sequence& sequence, const RequestEntry& request, uint32_t num_cached)
       : id(request.id),
-        position(num_cached),
-        num_new(num_cached + 1 - sequence.prompt_len),
+        position(sequence.position),
+        num_new(sequence.position + 1 - sequence.prompt_len),
         max_new(request.max_new),
         ignore_eos(request.ignore_eos),
         reports_logprobs(request.reports_logprobs) {}

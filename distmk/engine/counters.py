@@ -15,11 +15,11 @@ class Counters:
     """Totals since the engine started. `num_prefix_hits`: prompt tokens whose keys and values were cached."""
 
     num_iterations: int = 0  # of launches that are over
-    drafts: DraftStats = field(default_factory=DraftStats)  # of launches that are over
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_prefix_hits: int = 0
+    drafts: DraftStats = field(default_factory=DraftStats)  # of launches that are over
 
 
 @dataclass
