@@ -54,12 +54,11 @@ def drafts_accesses(rank: int, drafts: int, num_slots: int) -> list[Access]:
 
 
 def _accesses(rank: int, args: Any) -> list[Access]:
-    """Those of a task that changes drafts: of these, of the ids of sequences, and of the batch."""
+    """Those of a task that changes drafts: of these, of the batch, and writes of the ids of sequences."""
     check_num_slots(args)
     check_num_rows(args.num_rows)
     require(rank == 0, "drafts are rank 0's")
-    tables = access(False, rank, args.tables, args.tables_bytes)
-    ids = [tables, tables._replace(write=True)] if args.tables else []
+    ids = [access(True, rank, args.tables, args.tables_bytes)] if args.tables else []
     return [*ids, *drafts_accesses(rank, args.drafts, args.num_slots), *row_accesses(rank, args)]
 
 
@@ -103,7 +102,7 @@ class AcceptDrafts(Task):
         return {"candidates": "u8", "drawn": "u8", "drafts": "u8", "batch": None, "tables": "u8"}
 
     def reads(self) -> Iterable[Region]:
-        return filter(None, (self.candidates, self.drawn, self.drafts, self.batch, self.tables))
+        return (self.candidates, self.drawn, self.drafts, self.batch)
 
     def writes(self) -> Iterable[Region]:
         return filter(None, (self.drafts, self.tables))
@@ -205,7 +204,8 @@ class ProposeDrafts(Task):
         require(args.source in set(DraftSource), "the source of drafts is unknown")
         require(1 <= args.max_drafts <= MAX_DRAFTS, "max_drafts is out of range")
         require(1 <= args.min_match <= args.max_match <= MAX_MATCH, "the lengths of matches are out of range")
-        return _accesses(rank, args)
+        ids = [access(False, rank, args.tables, args.tables_bytes)] if args.tables else []
+        return [*ids, *_accesses(rank, args)]
 
 
 @task_type(28, "verify_row")
