@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 4268247611728735719ull;
+constexpr uint64_t ABI_HASH = 6717970084413907363ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -15,6 +15,9 @@ constexpr uint32_t EVENTS_PER_ROW = 3u;
 constexpr uint32_t MAX_PROGRAMS = 6u;
 constexpr uint32_t ENDS_TURN = 2u;
 constexpr uint32_t MAX_BUCKET_ROWS = 512u;
+constexpr uint32_t MAX_DRAFTS = 15u;
+constexpr uint32_t MAX_SEARCHED = 16384u;
+constexpr uint32_t ROW_COST_UNIT = 1024u;
 constexpr uint32_t ACTIVATION_BLOCK_COLS = 64u;
 constexpr uint32_t MAX_K_SPLITS = 2u;
 constexpr uint32_t MAX_RANKS = 64u;
@@ -65,9 +68,11 @@ enum class Abort : uint32_t { NONE = 0, HANG = 1, RANK_LOST = 2, INTERRUPTED = 3
 
 enum class Mark : uint32_t { TASK = 0, TIME = 1, ENTERED = 2, PREPARED = 3, INPUTS = 4, FIRST = 5, LAST = 6, MET = 7, STORED = 8, LEFT = 9 };
 
-enum class RowSample : uint32_t { NONE = 0, GREEDY = 1, DRAW = 2, SCORE = 3 };
+enum class RowSample : uint32_t { NONE = 0, GREEDY = 1, DRAW = 2, SCORE = 3, VERIFY = 4 };
 
 enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2, SEEDED = 4 };
+
+enum class DraftSource : uint32_t { EARLIEST = 0, LATEST = 1, GIVEN = 2 };
 
 #define DISTMK_GATED_EPILOGUES(X) X(SWIGLU) X(GEGLU)
 // distmk/formats/bf16.py
@@ -779,6 +784,54 @@ static_assert(offsetof(ProgramHeader, heap_bytes) == 136);
 static_assert(offsetof(ProgramHeader, local_bytes) == 144);
 static_assert(offsetof(ProgramHeader, program_bytes) == 152);
 
+struct DraftSlot {
+  uint64_t tokens;
+  uint32_t num_tokens;
+  uint32_t num_drafts;
+  float acceptance;
+  uint32_t reserved;
+};
+static_assert(sizeof(DraftSlot) == 24);
+static_assert(offsetof(DraftSlot, tokens) == 0);
+static_assert(offsetof(DraftSlot, num_tokens) == 8);
+static_assert(offsetof(DraftSlot, num_drafts) == 12);
+static_assert(offsetof(DraftSlot, acceptance) == 16);
+static_assert(offsetof(DraftSlot, reserved) == 20);
+
+struct DraftPace {
+  uint64_t begin_ns;
+  uint32_t num;
+  uint32_t num_sequences;
+  float rows;
+  float tokens;
+  float ns;
+  float rows_variance;
+  float covariance;
+  uint32_t reserved;
+};
+static_assert(sizeof(DraftPace) == 40);
+static_assert(offsetof(DraftPace, begin_ns) == 0);
+static_assert(offsetof(DraftPace, num) == 8);
+static_assert(offsetof(DraftPace, num_sequences) == 12);
+static_assert(offsetof(DraftPace, rows) == 16);
+static_assert(offsetof(DraftPace, tokens) == 20);
+static_assert(offsetof(DraftPace, ns) == 24);
+static_assert(offsetof(DraftPace, rows_variance) == 28);
+static_assert(offsetof(DraftPace, covariance) == 32);
+static_assert(offsetof(DraftPace, reserved) == 36);
+
+struct DraftTotals {
+  uint64_t num_drafts;
+  uint64_t num_draft_tokens;
+  uint64_t num_accepted[15];
+  uint64_t reserved;
+};
+static_assert(sizeof(DraftTotals) == 144);
+static_assert(offsetof(DraftTotals, num_drafts) == 0);
+static_assert(offsetof(DraftTotals, num_draft_tokens) == 8);
+static_assert(offsetof(DraftTotals, num_accepted) == 16);
+static_assert(offsetof(DraftTotals, reserved) == 136);
+
 struct HostCounts {
   uint64_t commands;
   uint64_t commands_done;
@@ -787,8 +840,9 @@ struct HostCounts {
   uint64_t iterations;
   uint32_t num_running;
   uint32_t num_free_pages;
+  DraftTotals drafts;
 };
-static_assert(sizeof(HostCounts) == 48);
+static_assert(sizeof(HostCounts) == 192);
 static_assert(offsetof(HostCounts, commands) == 0);
 static_assert(offsetof(HostCounts, commands_done) == 8);
 static_assert(offsetof(HostCounts, tokens) == 16);
@@ -796,6 +850,7 @@ static_assert(offsetof(HostCounts, tokens_read) == 24);
 static_assert(offsetof(HostCounts, iterations) == 32);
 static_assert(offsetof(HostCounts, num_running) == 40);
 static_assert(offsetof(HostCounts, num_free_pages) == 44);
+static_assert(offsetof(HostCounts, drafts) == 48);
 
 struct LaunchParams {
   uint64_t program;  // the program that has the first turn
@@ -1175,9 +1230,11 @@ struct SchedulerStepArgs {
   uint32_t program;  // number of this program
   uint32_t num_programs;
   uint16_t max_rows[6];  // Token rows of an iteration of each program, in ascending order. If more than MAX_ROWS, its batch is a JobBatch.
-  uint32_t pad;
+  uint16_t max_drafts;  // of a sequence in an iteration; 0 if there are no drafts
+  uint16_t row_cost;  // see SchedulerStep, in ROW_COST_UNIT
+  uint64_t drafts;  // see drafts_bytes; 0: there are no drafts
 };
-static_assert(sizeof(SchedulerStepArgs) == 152);
+static_assert(sizeof(SchedulerStepArgs) == 160);
 static_assert(offsetof(SchedulerStepArgs, candidates) == 0);
 static_assert(offsetof(SchedulerStepArgs, batch) == 8);
 static_assert(offsetof(SchedulerStepArgs, page_table) == 16);
@@ -1195,7 +1252,9 @@ static_assert(offsetof(SchedulerStepArgs, max_positions) == 124);
 static_assert(offsetof(SchedulerStepArgs, program) == 128);
 static_assert(offsetof(SchedulerStepArgs, num_programs) == 132);
 static_assert(offsetof(SchedulerStepArgs, max_rows) == 136);
-static_assert(offsetof(SchedulerStepArgs, pad) == 148);
+static_assert(offsetof(SchedulerStepArgs, max_drafts) == 148);
+static_assert(offsetof(SchedulerStepArgs, row_cost) == 150);
+static_assert(offsetof(SchedulerStepArgs, drafts) == 152);
 
 struct SineArgs {
   uint64_t src;
@@ -1631,75 +1690,63 @@ static_assert(offsetof(ScaledLinearArgs, num_squares) == 154);
 static_assert(offsetof(ScaledLinearArgs, format) == 156);
 static_assert(offsetof(ScaledLinearArgs, lead) == 158);
 
-struct PackedLinearArgs {
-  uint64_t x;  // fields without a comment: see LinearArgs
-  uint64_t weight;  // a slab of packed tiles
-  uint64_t bias;
-  uint64_t out;
-  uint64_t out_bf16;
-  uint64_t lamport_reset;
-  uint64_t fused_partials;
+struct AcceptDraftsArgs {
+  uint64_t candidates;  // Candidate [num_ranks, num_rows]
+  uint64_t drawn;  // Candidate [num_rows], the tokens of drawn rows
+  uint64_t drafts;  // see `drafts_bytes`
+  uint64_t tables;  // the buffer that operands in DraftSlot point into; 0: those operands are addresses
   uint64_t batch;
-  uint64_t logits;
-  uint64_t norm;  // f32 [k], factors of the columns of x; 0: none
-  uint32_t k;
-  uint32_t num_features;
-  uint32_t x_stride;
-  uint32_t out_stride;
-  uint32_t out_bf16_stride;
-  uint32_t first_token;
-  uint32_t logits_stride;
-  uint32_t k_pitch;
-  uint32_t max_kv_splits;
-  uint32_t min_kv_split_len;
-  uint32_t kv_split_budget;
-  uint32_t window;
-  uint32_t fused_combine_len;
-  float eps;
-  float softcap;
-  float scale;  // factor of x @ weight.T
-  uint16_t epilogue;
-  uint16_t format;
-  uint16_t lead;  // columns of a row of the weight before the first column of x
-  uint16_t head_dim;
-  uint8_t applies_rms;
-  uint8_t polls_x;
-  uint8_t keeps_logits;
+  uint32_t num_ranks;
+  uint32_t num_rows;
+  uint32_t num_slots;
+  uint32_t is_job_batch;  // 1: the batch is a JobBatch
+  uint32_t tables_bytes;
+  uint32_t pad;
 };
-static_assert(sizeof(PackedLinearArgs) == 160);
-static_assert(offsetof(PackedLinearArgs, x) == 0);
-static_assert(offsetof(PackedLinearArgs, weight) == 8);
-static_assert(offsetof(PackedLinearArgs, bias) == 16);
-static_assert(offsetof(PackedLinearArgs, out) == 24);
-static_assert(offsetof(PackedLinearArgs, out_bf16) == 32);
-static_assert(offsetof(PackedLinearArgs, lamport_reset) == 40);
-static_assert(offsetof(PackedLinearArgs, fused_partials) == 48);
-static_assert(offsetof(PackedLinearArgs, batch) == 56);
-static_assert(offsetof(PackedLinearArgs, logits) == 64);
-static_assert(offsetof(PackedLinearArgs, norm) == 72);
-static_assert(offsetof(PackedLinearArgs, k) == 80);
-static_assert(offsetof(PackedLinearArgs, num_features) == 84);
-static_assert(offsetof(PackedLinearArgs, x_stride) == 88);
-static_assert(offsetof(PackedLinearArgs, out_stride) == 92);
-static_assert(offsetof(PackedLinearArgs, out_bf16_stride) == 96);
-static_assert(offsetof(PackedLinearArgs, first_token) == 100);
-static_assert(offsetof(PackedLinearArgs, logits_stride) == 104);
-static_assert(offsetof(PackedLinearArgs, k_pitch) == 108);
-static_assert(offsetof(PackedLinearArgs, max_kv_splits) == 112);
-static_assert(offsetof(PackedLinearArgs, min_kv_split_len) == 116);
-static_assert(offsetof(PackedLinearArgs, kv_split_budget) == 120);
-static_assert(offsetof(PackedLinearArgs, window) == 124);
-static_assert(offsetof(PackedLinearArgs, fused_combine_len) == 128);
-static_assert(offsetof(PackedLinearArgs, eps) == 132);
-static_assert(offsetof(PackedLinearArgs, softcap) == 136);
-static_assert(offsetof(PackedLinearArgs, scale) == 140);
-static_assert(offsetof(PackedLinearArgs, epilogue) == 144);
-static_assert(offsetof(PackedLinearArgs, format) == 146);
-static_assert(offsetof(PackedLinearArgs, lead) == 148);
-static_assert(offsetof(PackedLinearArgs, head_dim) == 150);
-static_assert(offsetof(PackedLinearArgs, applies_rms) == 152);
-static_assert(offsetof(PackedLinearArgs, polls_x) == 153);
-static_assert(offsetof(PackedLinearArgs, keeps_logits) == 154);
+static_assert(sizeof(AcceptDraftsArgs) == 64);
+static_assert(offsetof(AcceptDraftsArgs, candidates) == 0);
+static_assert(offsetof(AcceptDraftsArgs, drawn) == 8);
+static_assert(offsetof(AcceptDraftsArgs, drafts) == 16);
+static_assert(offsetof(AcceptDraftsArgs, tables) == 24);
+static_assert(offsetof(AcceptDraftsArgs, batch) == 32);
+static_assert(offsetof(AcceptDraftsArgs, num_ranks) == 40);
+static_assert(offsetof(AcceptDraftsArgs, num_rows) == 44);
+static_assert(offsetof(AcceptDraftsArgs, num_slots) == 48);
+static_assert(offsetof(AcceptDraftsArgs, is_job_batch) == 52);
+static_assert(offsetof(AcceptDraftsArgs, tables_bytes) == 56);
+static_assert(offsetof(AcceptDraftsArgs, pad) == 60);
+
+struct ProposeDraftsArgs {
+  uint64_t drafts;  // see `drafts_bytes`
+  uint64_t tables;  // the buffer that operands in DraftSlot point into; 0: those operands are addresses
+  uint64_t batch;
+  uint32_t num_rows;
+  uint32_t num_slots;
+  uint32_t is_job_batch;  // 1: the batch is a JobBatch
+  uint32_t source;  // DraftSource
+  uint32_t max_drafts;
+  uint32_t min_match;
+  uint32_t max_match;
+  uint32_t drafts_per_match;  // most drafts for each token that matches, in 256ths
+  uint32_t tables_bytes;
+  uint32_t max_ids;  // of a sequence, drafts included
+};
+static_assert(sizeof(ProposeDraftsArgs) == 64);
+static_assert(offsetof(ProposeDraftsArgs, drafts) == 0);
+static_assert(offsetof(ProposeDraftsArgs, tables) == 8);
+static_assert(offsetof(ProposeDraftsArgs, batch) == 16);
+static_assert(offsetof(ProposeDraftsArgs, num_rows) == 24);
+static_assert(offsetof(ProposeDraftsArgs, num_slots) == 28);
+static_assert(offsetof(ProposeDraftsArgs, is_job_batch) == 32);
+static_assert(offsetof(ProposeDraftsArgs, source) == 36);
+static_assert(offsetof(ProposeDraftsArgs, max_drafts) == 40);
+static_assert(offsetof(ProposeDraftsArgs, min_match) == 44);
+static_assert(offsetof(ProposeDraftsArgs, max_match) == 48);
+static_assert(offsetof(ProposeDraftsArgs, drafts_per_match) == 52);
+static_assert(offsetof(ProposeDraftsArgs, tables_bytes) == 56);
+static_assert(offsetof(ProposeDraftsArgs, max_ids) == 60);
+
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25, ACCEPT_DRAFTS = 26, PROPOSE_DRAFTS = 27, VERIFY_ROW = 28 };
 
 enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25, PACKED_LINEAR = 26 };
 
@@ -2122,14 +2169,28 @@ template <>
 struct TaskTraits<TaskType::SCALED_LINEAR> : DefaultTaskTraits {
   using Args = ScaledLinearArgs;
 };
+template <>
+struct TaskTraits<TaskType::ACCEPT_DRAFTS> : DefaultTaskTraits {
+  using Args = AcceptDraftsArgs;
+};
+template <>
+struct TaskTraits<TaskType::PROPOSE_DRAFTS> : DefaultTaskTraits {
+  using Args = ProposeDraftsArgs;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+};
+template <>
+struct TaskTraits<TaskType::VERIFY_ROW> : DefaultTaskTraits {
+  using Args = SampleRowArgs;
+  static constexpr bool MAY_IDLE = true;
+};
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4; }
 constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7 || type == 24; }
 constexpr bool has_prologue([[maybe_unused]] uint16_t type) { return type == 15 || type == 16 || type == 17 || type == 19; }
 constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7 || type == 22; }
 constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6 || type == 24; }
-constexpr bool loops_over_instances([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24; }
-constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14; }
+constexpr bool loops_over_instances([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24 || type == 27; }
+constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14 || type == 28; }
 constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
 constexpr uint32_t NUM_HOT_PATHS = 20u;
 
@@ -2158,7 +2219,10 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(20, select_rows, SelectRowsArgs) \
   X(21, argmax_rows, ArgmaxRowsArgs) \
   X(22, post_norm, PostNormArgs) \
-  X(24, general_attention, AttentionArgs)
+  X(24, general_attention, AttentionArgs) \
+  X(26, accept_drafts, AcceptDraftsArgs) \
+  X(27, propose_drafts, ProposeDraftsArgs) \
+  X(28, verify_row, SampleRowArgs)
 #else
 #define DISTMK_TASK_TYPES(X) \
   X(0, nop, NopArgs) \
@@ -2184,7 +2248,10 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(21, argmax_rows, ArgmaxRowsArgs) \
   X(22, post_norm, PostNormArgs) \
   X(24, general_attention, AttentionArgs) \
-  X(25, scaled_linear, ScaledLinearArgs)
+  X(25, scaled_linear, ScaledLinearArgs) \
+  X(26, accept_drafts, AcceptDraftsArgs) \
+  X(27, propose_drafts, ProposeDraftsArgs) \
+  X(28, verify_row, SampleRowArgs)
 #endif
 // The types with each trait, and hot types with one variant and with several, ordered by code path.
 #define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
@@ -2218,11 +2285,13 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(19, reduce_rows, ReduceRowsArgs) \
   X(20, select_rows, SelectRowsArgs) \
   X(21, argmax_rows, ArgmaxRowsArgs) \
-  X(24, general_attention, AttentionArgs)
+  X(24, general_attention, AttentionArgs) \
+  X(27, propose_drafts, ProposeDraftsArgs)
 #define DISTMK_TASK_TYPES_MAY_IDLE(X) \
   X(12, send_logits, SendLogitsArgs) \
   X(13, count_tokens, CountTokensArgs) \
-  X(14, sample_row, SampleRowArgs)
+  X(14, sample_row, SampleRowArgs) \
+  X(28, verify_row, SampleRowArgs)
 #define DISTMK_TASK_TYPES_RUNS_ON_SCHEDULER(X) \
   X(9, scheduler_step, SchedulerStepArgs)
 #define DISTMK_TASK_TYPES_COMPLETES_EARLY(X) \

@@ -18,7 +18,7 @@ LAYERS = [
     ["models", "formats"],
     ["graph"],
     ["tasks", "weights"],
-    ["sync"],
+    ["drafters", "sync"],
     ["lower"],
     ["program"],
     ["check"],

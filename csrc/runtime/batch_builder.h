@@ -1,15 +1,16 @@
 // Builds the batch of the next iteration: a row for every sequence that decodes, then chunks of prompts. The program of
 // a slab iteration carries up to MAX_ROWS rows; that of a job iteration carries more, and its batch is a JobBatch.
 #pragma once
+#include "runtime/draft_plan.h"
 #include "runtime/job_batch.h"
-#include "runtime/page_table.h"
 #include "runtime/program_choice.h"
 #include "runtime/row_tokens.h"
 
 namespace distmk {
 
 // For a job iteration `batch` gets the counts only. Its runs and sampled rows go into the JobBatch in the heap, and
-// store_job_tokens() derives the tokens from them.
+// store_job_tokens() derives the tokens from them. `HAS_DRAFTS`: drafts of a decoding sequence follow its row.
+template <bool HAS_DRAFTS>
 class BatchBuilder {
  public:
   DISTMK_FN BatchBuilder(const Context& context, const SchedulerStepArgs& args, BatcherState& state,
@@ -40,6 +41,10 @@ class BatchBuilder {
   template <bool HAS_DECODING = false>
   DISTMK_FN void build(uint32_t program, uint32_t num_left = 0) {
     if constexpr (!HAS_DECODING) begin(program, true);
+    if constexpr (HAS_DRAFTS)
+      DraftPlan(context_, args_, sequences_, program)
+          .choose(pages_, choice_.max_rows(program), max_sampled_,
+                  [&](uint32_t slot) { return is_for(program, slot); });
     const uint32_t max_rows = choice_.max_rows(program), end = sequences_.end();
     uint32_t num_reading = num_left, num_kept = 0;  // num_kept: how many of them keep to programs
     if constexpr (!HAS_DECODING) {
@@ -167,6 +172,22 @@ class BatchBuilder {
     return !keeps_ || sequences_.is_kept(slot) == kept;
   }
 
+  DISTMK_FN uint32_t num_drafts(uint32_t slot) const {
+    if constexpr (HAS_DRAFTS) return draft_slots(context_, args_)[slot].num_drafts;
+    return 0;
+  }
+  // Whether the row at `position` has a draft. Drafts are behind the tokens of the sequence, as these are in the
+  // prompt.
+  DISTMK_FN bool is_draft(uint32_t slot, uint32_t position) const {
+    if constexpr (HAS_DRAFTS) return position >= draft_slots(context_, args_)[slot].num_tokens;
+    return false;
+  }
+  DISTMK_FN RowSample sample_of(uint32_t slot, const RequestEntry& request, uint32_t position) const {
+    const RowSample sample = row_sample(request, position);
+    if constexpr (HAS_DRAFTS) return sample == RowSample::DRAW && is_draft(slot, position) ? RowSample::VERIFY : sample;
+    return sample;
+  }
+
   // Adds a row for every decoding sequence that keeps to programs (`kept`), or for every other decoding sequence. If no
   // sequence keeps to programs, adds a row for all.
   DISTMK_FN void add_decoding(uint32_t program, uint32_t max_rows, bool kept) {
@@ -174,7 +195,7 @@ class BatchBuilder {
     for (uint32_t slot = 0; slot < sequences_.end() && num_rows_ < max_rows; ++slot) {
       const Sequence& sequence = sequences_[slot];
       if (sequence.request < 0 || !is_decoding(sequence) || !is_for(program, slot)) continue;
-      if (!keeps_ || sequences_.is_kept(slot) == kept) add_run(slot, 1);
+      if (!keeps_ || sequences_.is_kept(slot) == kept) add_run(slot, 1 + num_drafts(slot));
     }
   }
 
@@ -233,7 +254,7 @@ class BatchBuilder {
     DISTMK_NO_UNROLL
     for (uint32_t i = 0; i < num_rows; ++i, ++sequence.position, ++num_rows_) {
       pages_.grow(slot, sequence);
-      add_row(slot, sequence, row_sample(request, sequence.position));
+      add_row(slot, sequence, sample_of(slot, request, sequence.position));
     }
   }
 
@@ -242,7 +263,7 @@ class BatchBuilder {
   DISTMK_FN bool add_job_rows(uint32_t slot, Sequence& sequence, const RequestEntry& request, uint32_t num_rows) {
     const uint32_t end = sequence.position + num_rows, begin = num_rows_;
     while (sequence.position < end) {
-      const RowSample sample = row_sample(request, sequence.position);
+      const RowSample sample = sample_of(slot, request, sequence.position);
       if (sample != RowSample::NONE && batch_.num_rows == max_sampled_) break;
       pages_.grow(slot, sequence);
       uint32_t count = 1;
@@ -263,7 +284,7 @@ class BatchBuilder {
   }
 
   DISTMK_FN void add_row(uint32_t slot, const Sequence& sequence, RowSample sample) {
-    const bool in_prompt = sequence.position < sequence.prompt_len;
+    const bool in_prompt = sequence.position < sequence.prompt_len || is_draft(slot, sequence.position);
     BatchRow* rows = job_batch_ ? job_batch_->rows : batch_.rows;
     rows[batch_.num_rows++] = {
         in_prompt ? prompt_row(context_.params(), sequence)[sequence.position] : sequence.last_token,
@@ -271,14 +292,17 @@ class BatchBuilder {
   }
 };
 
-// Fills in the tokens of a job batch. The threads of the team share the rows.
+// Fills in the tokens of a job batch. The threads of the team share the rows. `HAS_DRAFTS`: all tokens of a sequence
+// are known by their positions.
+template <bool HAS_DRAFTS>
 DISTMK_FN void store_job_tokens(const Context& context, const Sequences& sequences, const Batch& batch,
                                 JobBatch& jobs) {
   for (uint32_t row = context.team.index; row < batch.num_job_rows; row += context.team.size) {
     const JobRow found = job_row(jobs, batch.num_job_runs, row);
     const Sequence& sequence = sequences[found.slot];
-    jobs.tokens[row] = found.position < sequence.prompt_len ? prompt_row(context.params(), sequence)[found.position]
-                                                            : sequence.last_token;
+    jobs.tokens[row] = HAS_DRAFTS || found.position < sequence.prompt_len
+                           ? prompt_row(context.params(), sequence)[found.position]
+                           : sequence.last_token;
   }
 }
 

@@ -19,13 +19,17 @@ struct BatcherMemory {
 // left no room for tokens.
 enum Step : uint32_t { HAS_BATCH = 1, HAS_PAGES = 2, HAS_RECORDS = 4 };
 
-class Batcher {
+// `DRAFTS`: the program has drafts (DraftBatcher).
+template <bool DRAFTS>
+class BasicBatcher {
  public:
   static constexpr bool TOGETHER = false;  // see TeamBatcher
+  static constexpr bool HAS_DRAFTS = DRAFTS;
 
   // `events` is memory for HostRings. It is no member, and no member points to another one: a GPU keeps the batcher in
   // registers only if nothing needs its address.
-  DISTMK_FN Batcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory, TokenEvent* events)
+  DISTMK_FN BasicBatcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory,
+                         TokenEvent* events)
       : context_(context),
         args_(args),
         state_(*memory.state),
@@ -54,6 +58,7 @@ class Batcher {
   DISTMK_FN uint32_t program() const { return program_; }
 
  protected:
+  using Builder = BatchBuilder<DRAFTS>;
   Context& context_;
   const SchedulerStepArgs& args_;
   BatcherState& state_;
@@ -63,7 +68,7 @@ class Batcher {
   HostRings rings_;
   PageTable pages_{context_, args_, state_, sequences_};
   ReportedRows reported_;
-  BatchBuilder builder_{context_, args_, state_, sequences_, batch_, pages_};
+  Builder builder_{context_, args_, state_, sequences_, batch_, pages_};
   uint64_t iteration_ = 0;  // counted over all programs
   uint32_t program_ = args_.program;
 
@@ -218,7 +223,7 @@ class Batcher {
     for (uint32_t slot = 0; slot < sequences_.end(); ++slot) {
       const Sequence& sequence = sequences_[slot];
       if (sequence.request < 0) continue;
-      if (BatchBuilder::is_decoding(sequence))
+      if (Builder::is_decoding(sequence))
         num_pages += pages_.needs_page(sequence);
       else if (with_prompts)
         num_pages += pages_.pages_of(sequence.prompt_len) - pages_.pages_of(sequence.position);
@@ -317,8 +322,10 @@ class Batcher {
     sequences_.take(slot);
     if (args_.slots && (request.sample == static_cast<uint32_t>(RowSample::DRAW) || request.num_scores))
       store_sampling(context_.at<SlotSampling>(args_.slots) + slot, context_.params(), request, entry);
+    if constexpr (DRAFTS) begin_drafts(context_, args_, slot, sequence);
     return true;
   }
 };
+using Batcher = BasicBatcher<false>;
 
 }  // namespace distmk

@@ -85,6 +85,17 @@ class PagePool {
     pool_.last_free = page;
     ++state_.num_free_pages;
   }
+  // release() of a page that no other sequence uses and that holds nothing: it is the first used page to be taken
+  // again.
+  DISTMK_FN void release_empty(int32_t page) {
+    KvPage& released = pages_[page];
+    released.num_users = 0;
+    released.previous = -1;
+    released.next = pool_.first_free;
+    (pool_.first_free < 0 ? pool_.last_free : pages_[pool_.first_free].previous) = page;
+    pool_.first_free = page;
+    ++state_.num_free_pages;
+  }
 
  private:
   BatcherState& state_;

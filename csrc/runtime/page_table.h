@@ -74,6 +74,16 @@ class PageTable {
     for (uint32_t page = pages_of(sequences_[slot].position); page-- > 0;) pool_.release(entry(slot, page));
   }
 
+  // Takes the positions from `num_positions` on from a sequence, and their pages. None of them was confirmed.
+  DISTMK_FN void shrink(uint32_t slot, uint32_t num_positions) {
+    Sequence& sequence = sequences_[slot];
+    const uint32_t num_pages = pages_of(num_positions);
+    DISTMK_NO_UNROLL
+    for (uint32_t page = pages_of(sequence.position); page-- > num_pages;) pool_.release_empty(entry(slot, page));
+    if (sequence.num_put_pages > num_pages) sequence.num_put_pages = num_pages;
+    sequence.position = num_positions;
+  }
+
   // Begins a request in a free slot, with the pages of its prefix that are still cached. `num_claimed` counts the free
   // pages that running sequences take in any case. Returns false if too few other pages are free for the whole prompt
   // and the first token: the request would be the first to be preempted. If nothing else runs, there are always enough.

@@ -25,7 +25,8 @@ DISTMK_FN float penalize(float x, const SlotSampling& slot, uint32_t count) {
   return x - slot.frequency_penalty * static_cast<float>(in_output) - slot.presence_penalty;
 }
 
-template <class Block>
+// `VERIFIES`: the token of the row may be a draft, like those of the rows before it (RowSample::VERIFY).
+template <class Block, bool VERIFIES>
 class RowSampler {
  public:
   DISTMK_FN RowSampler(Block& block, Context& context, const SampleRowArgs& args, const BatchRow& row)
@@ -38,7 +39,7 @@ class RowSampler {
         adjusted_(logits_in(args.adjusted, 0)) {}
 
   DISTMK_FN void run() {
-    const bool draws = row_.sample == static_cast<int32_t>(RowSample::DRAW);
+    const bool draws = row_.sample == static_cast<int32_t>(RowSample::DRAW) || is_draft(row_);
     Candidate chosen = draws ? draw() : Candidate{0.0f, next_in_prompt()};
     if (draws && block_.index() == 0) *context_.at<Candidate>(args_.drawn) = chosen;
     const int32_t num_best = draws ? slot_.num_logprobs : slot_.num_prompt_logprobs;
@@ -54,6 +55,9 @@ class RowSampler {
   const SlotSampling& slot_;
   const RowLogits raw_, adjusted_;
 
+  DISTMK_FN static bool is_draft(const BatchRow& row) {
+    return VERIFIES && row.sample == static_cast<int32_t>(RowSample::VERIFY);
+  }
   DISTMK_FN static uint32_t min_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
   DISTMK_FN RowLogits logits_in(uint64_t operand, uint32_t row) const {
     auto* logits = context_.at<float>(operand) + uint64_t{row} * args_.num_ranks * args_.section_stride;
@@ -84,9 +88,10 @@ class RowSampler {
     const SlotSampling& slot;
     const uint32_t *counts, *mask;  // null: not in use
 
-    DISTMK_FN float operator()(uint32_t token, float x, float bias) const {
+    // `num_drafts`: how often the token is among the drafts of the row and of those before it.
+    DISTMK_FN float operator()(uint32_t token, float x, float bias, uint32_t num_drafts = 0) const {
       if (mask && !(Block::load(mask + token / 32) >> token % 32 & 1)) return -INFINITY;
-      return counts ? penalize(x + bias, slot, Block::load(counts + token)) : x + bias;
+      return counts ? penalize(x + bias, slot, Block::load(counts + token) + num_drafts) : x + bias;
     }
     // Adjusts a vector of tokens without biases. Few tokens have been counted, so most vectors do not change.
     DISTMK_FN void operator()(uint32_t first, const float* x, uint32_t count, float* y) const {
@@ -126,9 +131,31 @@ class RowSampler {
             adjusted(token, finite_logit(Block::load(raw_.at(token))), Block::load(&biases[i].value));
     }
     block_.sync();
+    if constexpr (VERIFIES) adjust_drafts(adjusted);
     for (uint32_t i = block_.index(); i < num_banned(); i += block_.size()) {
       const auto token = static_cast<uint32_t>(Block::load(&biases[num_biases() + i].token));
       if (token < args_.vocab) *adjusted_.at(token) = -INFINITY;
+    }
+    block_.sync();
+  }
+
+  // The counts end at the token before the first draft.
+  DISTMK_FN void adjust_drafts(const Adjustment& adjusted) {
+    if (!is_draft(row_) || !adjusted.counts) return;
+    const SampledRows rows(context_.rank_state, args_);
+    uint32_t num = 1;
+    while (num <= args_.row && rows[args_.row - num].slot == row_.slot && is_draft(rows[args_.row - num])) ++num;
+    const Bias* biases = context_.at<Bias>(slot_.biases);
+    for (uint32_t i = block_.index(); i < num; i += block_.size()) {
+      const int32_t draft = rows[args_.row - i].token;
+      const auto token = static_cast<uint32_t>(draft);
+      if (token >= args_.vocab) continue;
+      uint32_t times = 0;
+      for (uint32_t j = 0; j < num; ++j) times += rows[args_.row - j].token == draft;
+      float bias = 0.0f;
+      for (uint32_t j = 0; j < num_biases(); ++j)
+        if (Block::load(&biases[j].token) == draft) bias = Block::load(&biases[j].value);
+      *adjusted_.at(token) = adjusted(token, finite_logit(Block::load(raw_.at(token))), bias, times);
     }
     block_.sync();
   }
@@ -264,11 +291,11 @@ DISTMK_FN bool is_idle(const RankState& state, const Team&, const SampleRowArgs&
   const SampledRows rows(state, args);
   return args.row >= rows.count() || !needs_logits(rows[args.row]);
 }
-template <class Block>
+template <class Block, bool VERIFIES = false>
 DISTMK_FN void sample_row(Block& block, Context& context, const SampleRowArgs& args) {
   if (is_idle(context.rank_state, context.team, args)) return;
   const BatchRow row = SampledRows(context.rank_state, args)[args.row];
-  RowSampler<Block>(block, context, args, row).run();
+  RowSampler<Block, VERIFIES>(block, context, args, row).run();
 }
 
 }  // namespace distmk

@@ -22,14 +22,17 @@ DISTMK_FN bool has_launches(const RankState& state, uint32_t id) {
 }
 
 // Runs the scheduler step, the only task that schedulers run themselves. Returns the time at which its body ended, or 0
-// if it was postponed. `resumed`: it was postponed before. `HAS_JOBS`: the program is a job program.
-template <bool HAS_JOBS>
+// if it was postponed. `resumed`: it was postponed before.
+enum class StepKind { SLABS, JOBS, DRAFTS };
+template <StepKind KIND>
 DISTMK_NOINLINE uint64_t run_scheduler_step(const RankState& state, const Team team, const TaskView task,
                                             uint64_t iteration, bool resumed) {
   Context context(state, team);
   context.begin(task, iteration);
   context.resumed = resumed;
-  if constexpr (HAS_JOBS)
+  if constexpr (KIND == StepKind::DRAFTS)
+    body_draft_step(context, args_of<SchedulerStepArgs>(*task.desc));
+  else if constexpr (KIND == StepKind::JOBS)
     body_job_step(context, args_of<SchedulerStepArgs>(*task.desc));
   else
     run_scheduler_body(context);
@@ -150,13 +153,18 @@ class Scheduler {
     return state_.params->has_first_batch && iteration_ == state_.params->first_iteration;
   }
 
+  template <StepKind KIND>
+  DISTMK_FN uint64_t run_step() const {
+    return run_scheduler_step<KIND>(state_, team_, task_, iteration_, postponed_);
+  }
   DISTMK_FN bool run_here(bool met) {
     if (is_mine_ && !has_batch()) {
       if (!met) return false;
       start_ns_ = tracer_.now();
-      const bool jobs = has_jobs(args_of<SchedulerStepArgs>(*task_.desc));
-      const uint64_t body_end_ns = jobs ? run_scheduler_step<true>(state_, team_, task_, iteration_, postponed_)
-                                        : run_scheduler_step<false>(state_, team_, task_, iteration_, postponed_);
+      const auto& args = args_of<SchedulerStepArgs>(*task_.desc);
+      const uint64_t body_end_ns = has_drafts(args) ? run_step<StepKind::DRAFTS>()
+                                   : has_jobs(args) ? run_step<StepKind::JOBS>()
+                                                    : run_step<StepKind::SLABS>();
       postponed_ = !body_end_ns;
       if (postponed_) return false;
       tracer_.record(context(), start_ns_, body_end_ns);

@@ -1,5 +1,6 @@
 // The body of the scheduler step: runs the batcher, and sends its batch to every rank.
 #pragma once
+#include "runtime/draft_batcher.h"
 #include "runtime/team_batcher.h"
 
 namespace distmk {
@@ -70,7 +71,7 @@ DISTMK_FN void store_to_all(const Context& context, uint64_t operand, uint32_t n
 
 // Sends the batch to every rank, as the batch of `program`. If that is not the running program, it also sends the
 // running program a last batch whose `stop` names the next one.
-template <bool TOGETHER>
+template <class AnyBatcher>
 DISTMK_FN void store_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory,
                            uint32_t program) {
   const ProgramChoice choice(context, args);
@@ -78,10 +79,10 @@ DISTMK_FN void store_batch(Context& context, const SchedulerStepArgs& args, cons
   auto* batch = context.at<Batch>(choice.batch(program));
   if (memory.batch != batch) copy_bytes(team, batch, memory.batch, sizeof(Batch));
   if (choice.has_jobs(program))
-    store_job_tokens(context, Sequences(*memory.state, memory.far), *memory.batch,
-                     *context.at<JobBatch>(choice.batch(program)));
+    store_job_tokens<AnyBatcher::HAS_DRAFTS>(context, Sequences(*memory.state, memory.far), *memory.batch,
+                                             *context.at<JobBatch>(choice.batch(program)));
   team.sync();  // the transport reads the heap's copy
-  if constexpr (TOGETHER)
+  if constexpr (AnyBatcher::TOGETHER)
     store_to_all(context, choice.batch(program), static_cast<uint32_t>(choice.batch_bytes(program)));
   else
     put_to_all(context, choice.batch(program), choice.batch_bytes(program));
@@ -102,7 +103,7 @@ DISTMK_FN void end_step(Context& context, const SchedulerStepArgs& args, const B
   if (!(step & HAS_BATCH)) return postpone(context, args, memory, batcher);
   team.sync();  // from_leader() does not order memory
   const bool copied = memory.batch != context.at<Batch>(args.batch);
-  store_batch<AnyBatcher::TOGETHER>(context, args, memory, team.from_leader(batcher.program()));
+  store_batch<AnyBatcher>(context, args, memory, team.from_leader(batcher.program()));
   const Sequences sequences(*memory.state, memory.far);
   if (AnyBatcher::TOGETHER && step & HAS_PAGES)
     store_page_table(context, args, sequences);
@@ -114,11 +115,12 @@ DISTMK_FN void end_step(Context& context, const SchedulerStepArgs& args, const B
 }
 
 // The body of the scheduler step: builds the batch and sends it to every rank. Without a batch to build, the step is
-// postponed.
+// postponed. `AnyBatcher`: Batcher, or DraftBatcher in a program with drafts.
+template <class AnyBatcher = Batcher>
 DISTMK_FN void prepare_batch(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory) {
   const Team& team = context.team;
   TokenEvent events[HostRings::NUM_NEAR];
-  Batcher batcher(context, args, memory, events);
+  AnyBatcher batcher(context, args, memory, events);
   uint32_t step = 0;
   if (team.leader()) step = batcher.advance();
   end_step(context, args, memory, batcher, team.from_leader(step));

@@ -14,6 +14,9 @@ DISTMK_FN uint32_t num_slots(const SchedulerStepArgs& args) {
 // task type would do, in less time if there are many sequences.
 DISTMK_FN bool has_jobs(const SchedulerStepArgs& args) { return args.max_rows[args.program] > MAX_ROWS; }
 DISTMK_BODY void body_job_step(Context& context, const SchedulerStepArgs& args);
+// Whether sequences have drafts. Schedulers then run body_draft_step(), in slab and job programs.
+DISTMK_FN bool has_drafts(const SchedulerStepArgs& args) { return args.drafts; }
+DISTMK_BODY void body_draft_step(Context& context, const SchedulerStepArgs& args);
 
 DISTMK_FN PagePoolState* page_pool(const Context& context, const SchedulerStepArgs& args) {
   return reinterpret_cast<PagePoolState*>(context.at<BatcherState>(args.state) + 1);

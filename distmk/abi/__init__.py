@@ -26,6 +26,15 @@ from distmk.abi.batch import (
     Sequence,
     TokenEvent,
 )
+from distmk.abi.drafts import (
+    MAX_DRAFTS,
+    MAX_SEARCHED,
+    ROW_COST_UNIT,
+    DraftPace,
+    DraftSlot,
+    DraftSource,
+    DraftTotals,
+)
 from distmk.abi.launch import Control, Fault, HostCounts, LaunchParams, TraceEntry, WaitRecordABI
 from distmk.abi.program import InputNormArgs, JitEntry, JitRing, ProgramHeader, Queue, TaskDesc, Trigger, Wait
 from distmk.abi.sampling import (
@@ -116,6 +125,7 @@ __all__ = [
     "MAX_BANNED",
     "MAX_BIASES",
     "MAX_BUCKET_ROWS",
+    "MAX_DRAFTS",
     "MAX_FUSED_COMBINE_COLS",
     "MAX_HEAD_DIM",
     "MAX_K_SPLITS",
@@ -124,6 +134,7 @@ __all__ = [
     "MAX_PROGRAMS",
     "MAX_RANKS",
     "MAX_ROWS",
+    "MAX_SEARCHED",
     "MAX_SEQUENCES",
     "M_TILE",
     "M_TILES_PER_BLOCK",
@@ -133,6 +144,7 @@ __all__ = [
     "PARTIAL_HEADER_FLOATS",
     "PLAIN_SCORES",
     "POSITIONS_PER_PASS",
+    "ROW_COST_UNIT",
     "ROW_SHARE_FLOATS",
     "SPACE_SHIFT",
     "STRUCTS",
@@ -149,6 +161,10 @@ __all__ = [
     "Command",
     "CommandKind",
     "Control",
+    "DraftPace",
+    "DraftSlot",
+    "DraftSource",
+    "DraftTotals",
     "Epilogue",
     "Fault",
     "FinishReason",
@@ -215,6 +231,9 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     TraceEntry,
     Control,
     ProgramHeader,
+    DraftSlot,
+    DraftPace,
+    DraftTotals,
     HostCounts,
     LaunchParams,
 )

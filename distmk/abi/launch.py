@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_uint16, c_uint32, c_uint64
 
+from distmk.abi.drafts import DraftTotals
+
 
 class WaitRecordABI(ctypes.Structure):
     """What a stuck worker or scheduler waited for; valid once `filled` is 1."""
@@ -79,6 +81,7 @@ class HostCounts(ctypes.Structure):
     tokens: events that the batcher has published.
     tokens_read: events that the host has read.
     iterations, num_running, num_free_pages: the batcher's state at the last step with events, for statistics.
+    drafts: what became of drafts; zero if there are none.
     """
 
     _fields_ = [
@@ -89,6 +92,7 @@ class HostCounts(ctypes.Structure):
         ("iterations", c_uint64),
         ("num_running", c_uint32),
         ("num_free_pages", c_uint32),
+        ("drafts", DraftTotals),
     ]
 
 

@@ -20,6 +20,7 @@ class RowSample(enum.IntEnum):
     GREEDY = 1  # the best candidate
     DRAW = 2  # a token is drawn from the whole distribution, with the parameters of the row's slot
     SCORE = 3  # logprobs of the prompt's next token; nothing is drawn
+    VERIFY = 4  # DRAW, in a row whose token is a draft; counts of tokens do not have this draft and those before it
 
 
 class SamplingFlag(enum.IntEnum):
@@ -36,7 +37,7 @@ class SlotSampling(ctypes.Structure):
 
     tokens, biases: operands, or addresses that the kernel can read.
     tokens: i32, the ids of the sequence by position: the prompt, and the output that was generated before the sequence was
-    last admitted. Needed for penalties, and for the logprobs of a prompt.
+    last admitted; with drafts all output. Needed for penalties, and for the logprobs of a prompt.
     biases: Bias [num_biases], then [num_banned] tokens that are not drawn before `min_tokens` tokens; their values are
     unused.
     num_counted: positions whose tokens are in the slot's counts; 0 at admission, then advanced by `count_tokens`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from distmk.abi.drafts import MAX_DRAFTS, MAX_SEARCHED, ROW_COST_UNIT, DraftSource
 from distmk.abi.sampling import (
     COUNT_IN_PROMPT,
     MAX_BANNED,
@@ -160,6 +161,7 @@ ENUMS: tuple[type[enum.IntEnum], ...] = (
     Mark,
     RowSample,
     SamplingFlag,
+    DraftSource,
 )
 CONSTANTS = {
     "MAGIC": MAGIC,
@@ -170,6 +172,9 @@ CONSTANTS = {
     "MAX_PROGRAMS": MAX_PROGRAMS,
     "ENDS_TURN": ENDS_TURN,
     "MAX_BUCKET_ROWS": MAX_BUCKET_ROWS,
+    "MAX_DRAFTS": MAX_DRAFTS,
+    "MAX_SEARCHED": MAX_SEARCHED,
+    "ROW_COST_UNIT": ROW_COST_UNIT,
     "ACTIVATION_BLOCK_COLS": ACTIVATION_BLOCK_COLS,
     "MAX_K_SPLITS": MAX_K_SPLITS,
     "MAX_RANKS": MAX_RANKS,

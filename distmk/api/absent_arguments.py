@@ -11,7 +11,7 @@ _SWITCH = Absent(None, is_switch=True)
 _NO_ADAPTERS = "merge the adapter into the model first (PEFT: merge_and_unload, then save_pretrained)"
 _NO_TOOLS = "/v1/chat/completions has tools and tool_choice"
 _NO_POOLING = "a causal language model that generates text is what is served"
-_NO_SPECULATION = "there is no speculative decoding"
+_SPECULATION = "speculative_config has the method and the number of drafts"
 _RANKS_ONLY = "a model is divided by tensor parallelism alone (tensor_parallel_size)"
 _NO_IMAGES = "models take text alone"
 
@@ -130,9 +130,8 @@ ENGINE: Mapping[str, Absent] = {
     "scheduling_policy": Absent(("fcfs",), "requests are served in the order in which they come"),
     "enable_lora": Absent((False,), _NO_ADAPTERS),
     "enable_prompt_adapter": Absent((False,), _NO_ADAPTERS),
-    "speculative_config": Absent(({},), _NO_SPECULATION),
-    "speculative_model": Absent((), _NO_SPECULATION),
-    "num_speculative_tokens": Absent((0,), _NO_SPECULATION),
+    "speculative_model": Absent((), _SPECULATION),
+    "num_speculative_tokens": Absent((0,), _SPECULATION),
     "logits_processors": SAMPLING["logits_processors"],
     "logits_processor_pattern": Absent((), "logit_bias and the penalties change logits"),
     "max_logprobs": Absent(tuple(range(21)), "log probabilities are given of up to 20 tokens"),

@@ -87,6 +87,7 @@ class LLM(LLMEngine):
         idle_exit_s: float | None = 0.0,
         followed: bool = False,
         generation_config: str = "auto",
+        speculative_config: Mapping[str, Any] | None = None,
         **other: Any,
     ) -> None:
         check_absent(other, ENGINE, LLM)
@@ -115,6 +116,7 @@ class LLM(LLMEngine):
                 enable_prefix_caching=enable_prefix_caching,
                 idle_exit_s=idle_exit_s,
                 generation_config=generation_config,
+                speculative_config=speculative_config,
             ),
             tensor_parallel_size,
             skip_tokenizer_init=skip_tokenizer_init,

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from distmk.engine.logprobs import make_logprob
 from distmk.engine.request import Request
-from distmk.engine.stats import EngineStats
+from distmk.engine.stats import DraftStats, EngineStats
 from distmk.engine.token_output import Logprob, TokenOutput
 from distmk.text.token_speller import TokenSpeller, token_string
 from distmk.text.tokenizer import Tokenizer
 
 __all__ = [
     "CompletionOutput",
+    "DraftStats",
     "EngineStats",
     "Logprob",
     "RequestOutput",

@@ -82,14 +82,15 @@ class BackendChoices(TypedDict):
     tiled: bool
     min_kv_split_len: int
     attention_launch: Literal["massive", "spread"]
+    draft_row_cost: float
 
 
 def backend_choices(backend: str) -> BackendChoices:
     """Options of a program for a backend: how its task bodies read weights, and how attention is launched."""
     if backend == "host":
-        return {"tiled": False, "min_kv_split_len": 64, "attention_launch": "massive"}
+        return {"tiled": False, "min_kv_split_len": 64, "attention_launch": "massive", "draft_row_cost": 0.1}
     # On a GPU, dispatching attention would cost several microseconds in each layer.
-    return {"tiled": True, "min_kv_split_len": 64, "attention_launch": "spread"}
+    return {"tiled": True, "min_kv_split_len": 64, "attention_launch": "spread", "draft_row_cost": 0.016}
 
 
 def choose_model_len(wanted: int | None, config: ModelConfig) -> int:

@@ -93,7 +93,7 @@ class LaunchBlock:
     requests: Any  # ctypes arrays of RequestEntry, Command and WaitRecordABI
     commands: Any
     records: Any
-    prompts: npt.NDArray[np.int32]  # [requests, longest prompt]
+    prompts: npt.NDArray[np.int32]  # [requests, longest prompt], with drafts [requests, longest sequence + 1]
     eos_ids: npt.NDArray[np.int32]
     prefixes: npt.NDArray[Any]  # PAGE [requests, max_pages]: pages that may contain the beginning of a prompt
     pages: npt.NDArray[Any]  # PAGE [requests, 1 + max_pages]: see `abi.RequestEntry`
@@ -113,7 +113,7 @@ class LaunchBlock:
         """Allocate for a launch of `program` and the programs of other row buckets, and send its first requests."""
         num_runners = program.header.num_workers + program.header.num_schedulers
         num_requests = max(1, spec.num_requests, len(spec.prompts))  # an entry for each
-        longest = max(1, spec.max_prompt_len, *map(len, spec.prompts))
+        longest = max(1, spec.max_prompt_len, *map(len, spec.prompts), _drafted_len(program))
         # The batcher publishes only while the ring has room for a step that also cancels requests and puts some back.
         # The ring has room for all tokens of the first requests, so that nobody has to read while these run.
         num_tokens = max(sum(spec.max_new), MAX_KEPT_TOKENS if spec.num_requests else 0)
@@ -277,7 +277,18 @@ class LaunchBlock:
         return sorted(waits, key=lambda wait: (wait.iteration, wait.order))
 
 
+def _drafted_len(program: RankProgram) -> int:
+    """With drafts, where the kernel stores all tokens of a sequence behind its prompt, the most of these; else 0."""
+    step = _scheduler_step(program)
+    return int(step.max_positions) + 1 if step and step.drafts else 0
+
+
 def _max_sequences(program: RankProgram) -> int:
     """The number of sequences that the scheduler step runs at once; 0 if the rank has no such step."""
-    steps = [decode_args(desc) for desc in program.tasks if desc.launch == LaunchKind.SCHEDULER]
-    return int(steps[0].max_slots) if steps else 0
+    step = _scheduler_step(program)
+    return int(step.max_slots) if step else 0
+
+
+def _scheduler_step(program: RankProgram) -> Any:
+    """The arguments of the rank's scheduler step; None if it has none."""
+    return next((decode_args(desc) for desc in program.tasks if desc.launch == LaunchKind.SCHEDULER), None)

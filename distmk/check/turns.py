@@ -27,7 +27,7 @@ from distmk.program.reader import ProgramTables
 SAME_IN_ALL = ("num_ranks", "num_workers", "num_schedulers", "zeroed_heap_bytes", "heap_bytes", "local_bytes", "host")
 SAME_IN_ALL_STEPS = (
     "page_table", "state", "slots", "num_ranks", "page_size", "max_pages", "num_pages", "max_slots", "max_positions",
-    "num_programs", "batches", "max_rows",
+    "num_programs", "batches", "max_rows", "drafts", "max_drafts", "row_cost",
 )  # fmt: skip
 Contents = dict[Placed, set[Content]]
 

@@ -224,5 +224,18 @@ def _write_statistics(llm: LLM, requests: list[Request], load_s: float, run_s: f
     ranks, workers = _counted(llm.tensor_parallel_size, "rank"), _counted(llm.num_workers, "worker")
     tell(
         f"{ranks} x {workers} on {llm.backend}, loaded in {load_s:.1f} s ({parts}); {prompt_tokens} prompt + "
-        f"{_counted(new_tokens, 'new token')} of {_counted(len(requests), 'prompt')} in {run_s:.2f} s{rate}"
+        f"{_counted(new_tokens, 'new token')} of {_counted(len(requests), 'prompt')} in {run_s:.2f} s{rate}{_drafts_of(llm)}"
     )
+
+
+def _drafts_of(llm: LLM) -> str:
+    """How many drafts were accepted, if there is a drafter: of all, and by place as far as any was."""
+    drafts = llm.stats().drafts
+    if drafts is None:
+        return ""
+    if not drafts.num_drafts:
+        return "; no drafts"
+    num = sum(drafts.num_accepted)
+    shares = ", ".join(f"{each / drafts.num_drafts:.2f}" for each in drafts.num_accepted if each)
+    by_place = f", by place {shares}" if shares else ""
+    return f"; {num} of {drafts.num_draft_tokens} drafts accepted{by_place}"

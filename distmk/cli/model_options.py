@@ -13,6 +13,7 @@ from distmk.api.absent_arguments import ENGINE
 from distmk.backends.defaults import BACKENDS
 from distmk.cli.together import require_one_job
 from distmk.engine.engine_args import EngineArgs
+from distmk.errors import shown
 
 _MODEL_LEN_HELP = "longest sequence in tokens (default: the model's own, as far as memory allows)"
 MODEL_HELP = "Hugging Face folder or name, .gguf file, or (dummy) a config or preset"
@@ -114,7 +115,21 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the same bits of a request in any company; prompts are read 16 tokens at a time, and 16 sequences run at once",
     )
+    parser.add_argument(
+        "--speculative-config",
+        type=_speculative_config,
+        metavar="JSON",
+        help='drafts: {"method": "ngram", "num_speculative_tokens": 5} or {"method": "suffix"} (default: none)',
+    )
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds without progress before giving up")
+
+
+def _speculative_config(text: str) -> dict[str, Any] | None:
+    """Parse a JSON object. The engine's arguments check what it says."""
+    config = _value(text)
+    if config is not None and not isinstance(config, dict):
+        raise argparse.ArgumentTypeError(f'{shown(text)} is no JSON object like {{"method": "ngram"}}')
+    return config
 
 
 class _AbsentOption(argparse.Action):
@@ -179,4 +194,5 @@ def engine_args(arguments: argparse.Namespace, trace_iterations: int = 0) -> Eng
         num_gpu_blocks_override=arguments.num_gpu_blocks_override,
         enable_prefix_caching=arguments.enable_prefix_caching,
         generation_config=arguments.generation_config,
+        speculative_config=arguments.speculative_config,
     )

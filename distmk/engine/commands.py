@@ -13,7 +13,8 @@ from distmk.engine.engine_args import EngineArgs
 from distmk.engine.own_model import OwnModel
 from distmk.errors import Interrupted
 
-_SHAPE = {"name": str, "arguments": {str: (str, int, float, bool, None)}}
+_VALUE = (str, int, float, bool, None)
+_SHAPE = {"name": str, "arguments": {str: (*_VALUE, {str: _VALUE})}}
 _ARGUMENTS = {
     "load": {"own_model", *(field.name for field in fields(EngineArgs))},
     "generate": {"gather_logits"},

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from distmk.engine.stats import DraftStats
+
 _WINDOW_S = 1.0
 
 
@@ -17,6 +19,7 @@ class Counters:
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_prefix_hits: int = 0
+    drafts: DraftStats = field(default_factory=DraftStats)  # of launches that are over
 
 
 @dataclass

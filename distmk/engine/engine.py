@@ -149,7 +149,9 @@ class Engine:
         return num_workers
 
     def _options(self, max_model_len: int) -> DecodeOptions:
-        buckets = self._row_buckets()
+        buckets, choices, drafter = self._row_buckets(), backend_choices(self.backend_name), self.args.drafter
+        if drafter is not None and drafter.row_cost is not None:
+            choices["draft_row_cost"] = drafter.row_cost
         return DecodeOptions(
             num_ranks=self.bootstrap.world_size,
             num_workers=self.num_workers,
@@ -161,7 +163,8 @@ class Engine:
             loopback=env.loopback(),
             row_buckets=buckets.rows,
             host_sizes=self.host_sizes if len(self.host_sizes) > 1 else (),
-            **backend_choices(self.backend_name),
+            drafter=drafter,
+            **choices,
         )
 
     def _row_buckets(self) -> RowBuckets:

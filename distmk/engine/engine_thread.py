@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from distmk.abi import HostCounts
 from distmk.engine.commands import command
 from distmk.engine.counters import Counters, Pace
 from distmk.engine.engine import Engine
@@ -16,7 +17,7 @@ from distmk.engine.request import Request
 from distmk.engine.request_queue import RequestQueue, SubmittedBatch, Task
 from distmk.engine.request_table import RequestTable
 from distmk.engine.running_launch import POLL_S, RunningLaunch
-from distmk.engine.stats import EngineStats
+from distmk.engine.stats import DraftStats, EngineStats
 from distmk.errors import DistmkError, Interrupted, RankLostError
 from distmk.gc_pause import FrozenHeap
 from distmk.interrupts import deferred
@@ -101,8 +102,15 @@ class EngineThread:
                 num_generated_tokens=counters.num_generated_tokens,
                 num_preemptions=counters.num_preemptions,
                 num_prefix_hits=counters.num_prefix_hits,
+                drafts=self._drafts(counts),
                 oldest_waiting_s=time.monotonic() - min(since_s) if since_s else 0.0,
             )
+
+    def _drafts(self, counts: HostCounts | None) -> DraftStats | None:
+        """What became of drafts so far, `counts` of the present launch included."""
+        if self._engine.args.drafter is None:
+            return None
+        return self._counters.drafts + DraftStats.of(counts.drafts) if counts else self._counters.drafts
 
     def stop(self) -> None:
         """End the launch that is under way, fail the batches that are not over, and end the thread."""
@@ -163,7 +171,9 @@ class EngineThread:
         finally:
             with self._lock:
                 self._table = None
-                self._counters.num_iterations += launch.launch.block.counts.iterations if table and launch else 0
+                if table and launch:
+                    self._counters.num_iterations += launch.launch.block.counts.iterations
+                    self._counters.drafts += DraftStats.of(launch.launch.block.counts.drafts)
             self._rest()
             batch.ended.set()
 

@@ -12,6 +12,7 @@ from distmk.graph.regions import Buffer, Slab, WeightKind
 from distmk.lower.options import Bucket
 from distmk.lower.plan import WorkPlan
 from distmk.lower.sampling import SamplingBuffers, declare_sampling
+from distmk.tasks.drafting import drafts_bytes
 from distmk.tasks.scheduling import batcher_bytes, candidates_bytes
 
 
@@ -28,6 +29,7 @@ class ProgramBuffers:
     caches: bf16 K and V cache of each layer (`AttentionShape.cache_cols`).
     ropes: by name of the rotary table, each rank's f32 [max_model_len, head_dim], cosines and sines by position.
     sampling: the logits, and what sampling computes from them (`lower/sampling.py`).
+    drafts: on rank 0, see `drafts_bytes`; None without a drafter.
     candidates: Candidate [worker, sampled rows], the best logits of parts of a rank's vocabulary.
     sampled: Candidate [rank, sampled rows]; only rank 0 reads its copy. Each program has its own, because the other
       ranks do not know when the copy that they send has been sent.
@@ -42,6 +44,7 @@ class ProgramBuffers:
     sampling: SamplingBuffers
     candidates: Buffer
     sampled: Buffer
+    drafts: Buffer | None
 
     @property
     def batch(self) -> Buffer:
@@ -62,6 +65,7 @@ def declare_buffers(graph: Graph, plan: WorkPlan, bucket: Bucket) -> ProgramBuff
         sampling=declare_sampling(graph, plan, bucket.num_sampled),
         candidates=_local(graph, f"candidates{bucket.num_sampled}", graph.num_workers * row_bytes),
         sampled=graph.buffer(f"sampled{bucket.max_rows}", graph.num_ranks * row_bytes, dtype="u8"),
+        drafts=_local(graph, "drafts", drafts_bytes(options.num_slots)) if options.drafter else None,
     )
     graph.batch = buffers.batch
     return buffers

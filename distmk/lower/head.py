@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distmk.abi import Epilogue
+from distmk.drafters import Drafter, DraftPlace
 from distmk.graph.graph import Graph
+from distmk.graph.regions import Buffer
 from distmk.lower.buffers import ProgramBuffers
 from distmk.lower.plan import WorkPlan
 from distmk.lower.product import Product, slab_task
@@ -16,7 +18,7 @@ from distmk.lower.products import head_product
 from distmk.lower.sampling import emit_sampling
 from distmk.lower.slab_buffers import SlabBuffers, mlp_write
 from distmk.model.operators import Head
-from distmk.tasks import Sample
+from distmk.tasks import AcceptDrafts, Sample
 from distmk.tasks.scheduling import candidates_bytes
 
 
@@ -47,6 +49,37 @@ def emit_sampled(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers, num_part
                 num_rows=buffers.bucket.num_sampled,
             )
         )
+    if plan.options.drafter and buffers.drafts:
+        _emit_drafts(graph, plan, buffers, buffers.drafts, plan.options.drafter)
+
+
+def _emit_drafts(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers, drafts: Buffer, drafter: Drafter) -> None:
+    """The tasks that find which drafts are accepted, and that propose the next ones."""
+    batch, num_rows, num_slots = buffers.batch.at(0), buffers.bucket.num_sampled, plan.options.num_slots
+    graph.add(
+        AcceptDrafts(
+            rank=0,
+            op="accept_drafts",
+            worker=0,
+            candidates=buffers.sampled.at(0),
+            drawn=buffers.sampling.drawn.at(0),
+            drafts=drafts.at(0),
+            batch=batch,
+            num_ranks=graph.num_ranks,
+            num_rows=num_rows,
+            num_slots=num_slots,
+            is_job_batch=buffers.bucket.has_jobs,
+        )
+    )
+    place = DraftPlace(
+        drafts=drafts.at(0),
+        batch=batch,
+        num_rows=num_rows,
+        num_slots=num_slots,
+        max_ids=plan.options.max_model_len + 1,
+        is_job_batch=buffers.bucket.has_jobs,
+    )
+    drafter.emit(graph, place)
 
 
 def _emit_argmax(graph: Graph, plan: WorkPlan, buffers: SlabBuffers, op: Head, product: Product, rank: int) -> None:

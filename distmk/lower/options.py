@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from distmk.abi import MAX_BUCKET_ROWS, MAX_PROGRAMS, MAX_ROWS, MAX_SEQUENCES, LaunchKind
+from distmk.drafters import Drafter
 from distmk.errors import UsageError
 from distmk.formats import FORMATS, find_format
 from distmk.graph.hosts import host_ranks
@@ -65,6 +66,8 @@ class DecodeOptions:
     loopback: a single rank runs the all-reduces with itself, so that they can be developed on one GPU.
     row_buckets: by program, the most token rows that an iteration carries, in ascending order. The smallest bucket that
       holds an iteration's rows runs it. Across hosts there is only the bucket of MAX_ROWS.
+    drafter: proposes tokens, which an iteration verifies. None: an iteration gives a sequence one token.
+    draft_row_cost: the time that one more row takes, as a share of an iteration of one row.
     host_sizes: for each host, the number of consecutive ranks on it. Ranks of a host share memory; all-reduces between
       hosts are hierarchical. () or one number: all ranks share memory.
     """
@@ -87,6 +90,8 @@ class DecodeOptions:
     loopback: bool = False
     row_buckets: tuple[int, ...] = (MAX_ROWS,)
     host_sizes: tuple[int, ...] = ()
+    drafter: Drafter | None = None
+    draft_row_cost: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.num_workers < 1:

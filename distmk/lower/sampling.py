@@ -13,7 +13,7 @@ from distmk.graph.graph import Graph
 from distmk.graph.partition import partition_items
 from distmk.graph.regions import Buffer, Region
 from distmk.lower.plan import WorkPlan
-from distmk.tasks import CountTokens, SampleRow, SendLogits
+from distmk.tasks import CountTokens, SampleRow, SendLogits, VerifyRow
 from distmk.tasks.sampling import (
     DRAWN_BYTES,
     RECORD_BYTES,
@@ -106,11 +106,12 @@ def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
         )
     )
     cols = buffers.logits.cols
+    task = VerifyRow if plan.options.drafter else SampleRow
     for row in range(num_rows):
         graph.add(
-            SampleRow(
+            task(
                 rank=0,
-                op="sample_row",
+                op=task.type_name,
                 worker=_worker(plan, row),
                 logits=buffers.logits.at(0),
                 mask=buffers.mask.at(0),

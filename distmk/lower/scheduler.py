@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmk.abi import LaunchKind
+from distmk.abi import ROW_COST_UNIT, LaunchKind
 from distmk.graph.graph import Graph
 from distmk.lower.buffers import ProgramBuffers
 from distmk.lower.plan import WorkPlan
@@ -11,7 +11,7 @@ from distmk.tasks import SchedulerStep
 
 def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers) -> None:
     """One task, run by a scheduler of rank 0."""
-    options = plan.options
+    options, drafter = plan.options, plan.options.drafter
     graph.add(
         SchedulerStep(
             rank=0,
@@ -24,6 +24,7 @@ def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers) -
             drawn=buffers.sampling.drawn.at(0),
             slots=buffers.sampling.slots.at(0),
             logprobs=buffers.sampling.records.at(0),
+            drafts=buffers.drafts.at(0) if buffers.drafts else None,
             num_ranks=options.num_ranks,
             page_size=options.page_size,
             num_pages=plan.num_pages,
@@ -31,5 +32,7 @@ def emit_scheduler_step(graph: Graph, plan: WorkPlan, buffers: ProgramBuffers) -
             max_positions=options.max_model_len,
             program=buffers.bucket.program,
             max_rows=options.row_buckets,
+            max_drafts=drafter.num_speculative_tokens if drafter else 0,
+            row_cost=round(ROW_COST_UNIT * options.draft_row_cost) if drafter else 0,
         )
     )

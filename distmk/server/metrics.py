@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from distmk.api.outputs import EngineStats
+from distmk.api.outputs import DraftStats, EngineStats
 from distmk.errors import DistmkError
 
 _FIRST_S = (
@@ -182,3 +182,23 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(name, what, labels=_LABELS)
             counter.add_metric(self._labels, value)
             yield counter
+        if stats.drafts is not None:
+            yield from self._drafts(stats.drafts)
+
+    def _drafts(self, drafts: DraftStats) -> Iterator[Metric]:
+        for name, what, value in (
+            ("drafts", "How often drafts of a sequence were verified.", drafts.num_drafts),
+            ("draft_tokens", "Drafts that were verified.", drafts.num_draft_tokens),
+            ("accepted_tokens", "Drafts that were accepted.", sum(drafts.num_accepted)),
+        ):
+            counter = CounterMetricFamily(f"vllm:spec_decode_num_{name}", what, labels=_LABELS)
+            counter.add_metric(self._labels, value)
+            yield counter
+        by_place = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted drafts by their place behind the last token, from 0.",
+            labels=(*_LABELS, "position"),
+        )
+        for place, num in enumerate(drafts.num_accepted):
+            by_place.add_metric((*self._labels, str(place)), num)
+        yield by_place

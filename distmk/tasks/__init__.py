@@ -29,6 +29,7 @@ from distmk.tasks.attention import Attention, GeneralAttention
 from distmk.tasks.attention_jobs import AppendKv, AttentionJobs
 from distmk.tasks.combine import Combine
 from distmk.tasks.comm import Put, Sum
+from distmk.tasks.drafting import AcceptDrafts, ProposeDrafts, VerifyRow
 from distmk.tasks.elementwise import Affine, Nop, Sine
 from distmk.tasks.embed import Embed
 from distmk.tasks.linear import Linear
@@ -45,6 +46,7 @@ from distmk.tasks.splits import AttentionShape
 
 __all__ = [
     "TASK_TYPES",
+    "AcceptDrafts",
     "Access",
     "Affine",
     "AppendKv",
@@ -66,6 +68,7 @@ __all__ = [
     "Nop",
     "PackedLinear",
     "PostNorm",
+    "ProposeDrafts",
     "Put",
     "ReduceRows",
     "Region",
@@ -80,6 +83,7 @@ __all__ = [
     "Sum",
     "Task",
     "Values",
+    "VerifyRow",
     "access",
     "batch_access",
     "bf16_access",

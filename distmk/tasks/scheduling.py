@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from distmk.abi import (
     EVENTS_PER_ROW,
     MAX_BUCKET_ROWS,
+    MAX_DRAFTS,
     MAX_PROGRAMS,
     MAX_ROWS,
     MAX_SEQUENCES,
@@ -26,6 +27,7 @@ from distmk.graph.regions import Region
 from distmk.graph.task import Access, Layout, Task, access, batch_access, require, task_type
 from distmk.tasks.activations import batch_accesses
 from distmk.tasks.attention import page_table_content
+from distmk.tasks.drafting import drafts_accesses
 from distmk.tasks.sampling import RECORD_BYTES, slots_access
 from distmk.tasks.slots import check_num_rows, check_row_capacity, sampled_rows_of, slots_for
 
@@ -114,7 +116,9 @@ class SchedulerStepArgs(ctypes.Structure):
         # Token rows of an iteration of each program, in ascending order. If more than MAX_ROWS, its batch is a
         # JobBatch.
         ("max_rows", c_uint16 * MAX_PROGRAMS),
-        ("pad", c_uint32),
+        ("max_drafts", c_uint16),  # of a sequence in an iteration; 0 if there are no drafts
+        ("row_cost", c_uint16),  # see SchedulerStep, in ROW_COST_UNIT
+        ("drafts", c_uint64),  # see drafts_bytes; 0: there are no drafts
     ]
 
 
@@ -133,6 +137,10 @@ class SchedulerStep(Task):
       iterations have more than MAX_ROWS rows.
     max_rows: the rows of an iteration of each program, in ascending order.
     program: the number of this program.
+    drafts: if sequences have drafts (`AcceptDrafts`), u8: see `drafts_bytes`.
+    max_drafts: the most drafts of a sequence in an iteration.
+    row_cost: the time that one more row takes, in 1 / ROW_COST_UNIT of an iteration of one row, as long as it has not been
+      measured. Drafts that gain less are not verified; with 0 all of them are.
     """
 
     candidates: Region = None  # type: ignore[assignment]
@@ -142,6 +150,7 @@ class SchedulerStep(Task):
     drawn: Region | None = None
     slots: Region | None = None
     logprobs: Region | None = None
+    drafts: Region | None = None
     num_ranks: int = 1
     page_size: int = 16
     num_pages: int = 1
@@ -149,6 +158,8 @@ class SchedulerStep(Task):
     max_positions: int = 0
     program: int = 0
     max_rows: tuple[int, ...] = (MAX_ROWS,)
+    max_drafts: int = 0
+    row_cost: int = 0
 
     Args: ClassVar[type[ctypes.Structure]] = SchedulerStepArgs
     runs_on_scheduler: ClassVar[bool] = True
@@ -159,12 +170,12 @@ class SchedulerStep(Task):
         return self.batches[self.program]
 
     def reads(self) -> Iterable[Region]:
-        return filter(None, (self.candidates, self.drawn, self.logprobs, self.state, self.page_table, self.batch))
+        own = (self.candidates, self.drawn, self.logprobs, self.drafts, self.state, self.page_table, self.batch)
+        return filter(None, own)
 
     def writes(self) -> Iterable[Region]:
         yield self.state
-        if self.slots:
-            yield self.slots
+        yield from filter(None, (self.slots, self.drafts))
         for rank in range(self.num_ranks):
             yield from (batch.on(rank) for batch in self.batches)
             yield self.page_table.on(rank)
@@ -183,6 +194,9 @@ class SchedulerStep(Task):
             len({args.drawn != 0, args.slots != 0, args.logprobs != 0}) == 1,
             "rows are drawn without parameters, or never",
         )
+        require(args.slots != 0 or not args.drafts, "drafts are verified, and no row is drawn")
+        require(bool(args.drafts) == bool(args.max_drafts), "there are drafts, and none is verified, or never")
+        require(args.max_drafts <= MAX_DRAFTS, "max_drafts is out of range")
         require(1 <= args.max_slots <= MAX_SEQUENCES, "max_slots is out of range")
         require(1 <= args.num_programs <= MAX_PROGRAMS, "num_programs is out of range")
         require(args.program < args.num_programs, "program is out of range")
@@ -204,11 +218,13 @@ class SchedulerStep(Task):
         state = access(False, rank, args.state, state_bytes, content=("scheduler state",))
         drawn = [access(False, rank, args.drawn, candidates_bytes(num_rows))] if args.drawn else []
         slots = [slots_access(rank, args.slots, num_slots, write=True)] if args.slots else []
+        drafts = drafts_accesses(rank, args.drafts, num_slots) if args.drafts else []
         logprobs = [access(False, rank, args.logprobs, RECORD_BYTES * num_rows)] if args.logprobs else []
         return [
             *drawn,
             *slots,
             *logprobs,
+            *drafts,
             access(False, rank, args.candidates, candidates_bytes(num_rows) * args.num_ranks),
             state,
             state._replace(write=True),

@@ -39,7 +39,7 @@ REFUSED_LLM = [
     ("dtype", "float16", "weights and the KV cache are bfloat16"),
     ("dtype", torch.float16, "weights and the KV cache are bfloat16"),
     ("enable_lora", True, "merge the adapter"),
-    ("speculative_config", {"model": "m"}, "no speculative decoding"),
+    ("num_speculative_tokens", 3, "speculative_config has"),
     ("pipeline_parallel_size", 2, "tensor_parallel_size"),
     ("tokenizer_mode", "slow", "tokenizers library"),
     ("task", "embed", "generates text"),

@@ -79,5 +79,6 @@ DISTMK_TASK_TYPES(DISTMK_COUNT)
 
 // What schedulers run in place of body_scheduler_step() in programs whose tasks are jobs.
 void body_job_step(Context& context, const SchedulerStepArgs& args) { body_scheduler_step(context, args); }
+void body_draft_step(Context& context, const SchedulerStepArgs& args) { body_scheduler_step(context, args); }
 
 }  // namespace distmk

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.pages import check_all_free, random_ids
+from support.served_requests import Served
 
 from distmk import LLM, SamplingParams
-from distmk.engine.request_queue import SubmittedBatch
-from distmk.engine.token_output import TokenOutput
 from distmk.errors import UsageError
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("slab_iterations")]
 FEW_PAGES = 13  # a sequence of 160 tokens takes 10
-
-
-Work = tuple[list[int], int, int]  # a prompt, tokens to generate, and tokens behind which it is cancelled (0: never)
-
-
-class Served:
-    """Requests that are submitted together, and what is delivered of each."""
-
-    def __init__(self, llm: LLM, work: Sequence[Work]) -> None:
-        params = [SamplingParams(max_tokens=max_tokens, ignore_eos=True) for _, max_tokens, _ in work]
-        self.requests = llm.make_requests([prompt for prompt, *_ in work], params)
-        self.delivered = [list[TokenOutput]() for _ in work]
-        self._llm, self._cancel_after = llm, [after for *_, after in work]
-        self._over = threading.Semaphore(0)
-        assert llm.lifecycle.engine_thread is not None
-        llm.lifecycle.engine_thread.add(SubmittedBatch(self.requests, self._deliver))
-        for _ in work:
-            assert self._over.acquire(timeout=60)
-
-    def _deliver(self, output: TokenOutput | BaseException) -> None:
-        if isinstance(output, BaseException):
-            raise output
-        got, index = self.delivered[output.index], output.index
-        got.append(output)
-        if len(got) == self._cancel_after[index]:
-            self._llm.cancel(self.requests[index])
-        if output.finish_reason:
-            self._over.release()
 
 
 @pytest.mark.whole

@@ -9,6 +9,8 @@ from support.served import MODEL, Served, served
 from support.yardstick import slowness
 
 import distmk
+from distmk.api.outputs import DraftStats, EngineStats
+from distmk.server.metrics import Metrics
 
 
 def samples(server: Served) -> dict[str, float]:
@@ -60,3 +62,20 @@ def test_metrics() -> None:
         server.settled()
         assert samples(server)["vllm:request_success_total/abort"] == 5
         assert server.http.get("/version").json() == {"version": distmk.__version__}
+
+
+def test_metrics_of_drafts() -> None:
+    """Under vLLM's names, and accepted drafts by their place."""
+    drafts = DraftStats(5, 17, (4, 2, 1, *[0] * 12))
+    stats = EngineStats(1, 0, 10, 5, 100, 1.0, 3, 40, 0, 0, drafts=drafts)
+    text = Metrics(MODEL, lambda: stats).text().decode()
+    found = {
+        (sample.name, sample.labels.get("position")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["vllm:spec_decode_num_drafts_total", None] == 5
+    assert found["vllm:spec_decode_num_draft_tokens_total", None] == 17
+    assert found["vllm:spec_decode_num_accepted_tokens_total", None] == 7
+    by_place = [found["vllm:spec_decode_num_accepted_tokens_per_pos_total", str(place)] for place in range(15)]
+    assert by_place == [4, 2, 1, *[0] * 12]

@@ -32,6 +32,8 @@ KINDS = {
 }
 MOMENTS = [*((kind, number) for kind, numbers in KINDS.items() for number in numbers), ("board", 1), ("board", 2)]
 MAX_TASKS = 80  # of a moment, drawn at random
+# Whatever bytes stand there instead, propose_drafts finds no room for drafts, or copies these bytes onto the same.
+UNSEEN = {("propose_drafts", "read of drafts"), ("propose_drafts", "read of tables")}
 MAX_TRIES = 8  # tasks of a moment that leave out the same access, until it is seen
 
 
@@ -83,4 +85,5 @@ def test_each_access_that_is_left_out_is_seen() -> None:
                 seen[name] = bool(fault)
     on_host = {kind.type_name for kind in TASK_TYPES.values() if not kind.takes_packed_weights}
     assert {name for name, _ in seen} == on_host - {"nop"}
-    assert all(seen.values()), f"not seen: {sorted(name for name, was in seen.items() if not was)}"
+    missed = sorted(name for name, was in seen.items() if not was and name not in UNSEEN)
+    assert not missed, f"not seen: {missed}"

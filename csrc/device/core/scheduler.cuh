@@ -40,6 +40,14 @@ DISTMK_FN void body_job_step(Context& context, const SchedulerStepArgs& args) {
                          copies.events);
 }
 
+// In a program with drafts, accept_drafts has found the tokens, so the candidates are not needed.
+DISTMK_FN void body_draft_step(Context& context, const SchedulerStepArgs& args) {
+  SchedulerCopies& copies = shared().prepare;
+  load_copies(context, args, copies);
+  context.team.sync();
+  prepare_batch<DraftBatcher>(context, args, {&copies.state, &copies.batch, nullptr, far_sequences(context, args)});
+}
+
 // The loop of a scheduler that has a warp of its own. `slots`: room for the two tasks that it holds.
 DISTMK_NOINLINE void scheduler_loop(const RankState& state, uint32_t id, const Team warp, TaskSlot* slots) {
   Scheduler<CachedTasks> scheduler(state, id, warp, CachedTasks::Holder(slots));

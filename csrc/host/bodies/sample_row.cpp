@@ -1,7 +1,9 @@
-// The sampling tasks on the host: runtime/sample_row.h with a block of one thread.
+// The tasks of sampling and of drafts on the host: runtime/sample_row.h and accept_drafts.h with a block of one thread.
 #include "runtime/sample_row.h"
 
 #include <algorithm>
+
+#include "runtime/accept_drafts.h"
 
 namespace distmk {
 
@@ -56,6 +58,17 @@ void body_count_tokens(Context& context, const CountTokensArgs& args) {
 void body_sample_row(Context& context, const SampleRowArgs& args) {
   HostBlock block;
   sample_row(block, context, args);
+}
+void body_verify_row(Context& context, const SampleRowArgs& args) {
+  HostBlock block;
+  sample_row<HostBlock, true>(block, context, args);
+}
+
+void body_accept_drafts(Context& context, const AcceptDraftsArgs& args) { accept_drafts(context, args); }
+
+void body_propose_drafts(Context& context, const ProposeDraftsArgs& args) {
+  HostBlock block;
+  propose_drafts(block, context, args);
 }
 
 }  // namespace distmk

@@ -27,6 +27,9 @@ BatcherMemory batcher_memory(const Context& context, const SchedulerStepArgs& ar
 void body_scheduler_step(Context& context, const SchedulerStepArgs& args) {
   prepare_batch(context, args, batcher_memory(context, args));
 }
+void body_draft_step(Context& context, const SchedulerStepArgs& args) {
+  prepare_batch<DraftBatcher>(context, args, batcher_memory(context, args));
+}
 void body_job_step(Context& context, const SchedulerStepArgs& args) {
   TokenEvent events[HostRings::NUM_NEAR];
   prepare_batch_together(context, args, batcher_memory(context, args), events);

@@ -8,7 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from support.bodies import linear, linear_jobs, residual_rows, sampling, small
+from support.bodies import drafts, linear, linear_jobs, residual_rows, sampling, small
 from support.bodies.assignment import one_of_two_fuses_combine
 from support.bodies.attention import attention, extreme_scores, long_splits
 from support.bodies.attention_inputs import Heads
@@ -18,7 +18,7 @@ from support.bodies.fused_combine import fused_combine
 from support.bodies.packed_linear import product_of
 from support.reference import Scoring
 
-from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, ActivationLayout, Epilogue, Scores
+from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, ActivationLayout, DraftSource, Epilogue, Scores
 from distmk.tasks.packed_linear import GPU_FORMATS
 
 Case = Callable[[], None]
@@ -33,7 +33,7 @@ KINDS = (
     *(f"{product} {epilogue.name}" for product in ("linear", "linear_jobs") for epilogue in GATED),
     *("linear polls", "linear rounding", "linear batch sizes", "scaled_linear"),
     *("nop", "embed STORE", "embed PUSH", "put", "affine", "sine", "sum", "post_norm", "sample"),
-    *("count_tokens", "sample_row"),
+    *("count_tokens", "sample_row", "accept_drafts", "propose_drafts", "verify_row"),
     *("attention", "general_attention", "fused combine"),
     *("append_kv", "attention_jobs"),
     *("embed_rows", "reduce_rows", "select_rows", "argmax_rows"),
@@ -268,6 +268,11 @@ def _small(board: Board) -> Iterator[Case]:
         yield _on_one(board, sampling.count_tokens, jobs)
         for num_sections in (1, 3):
             yield _on_one(board, sampling.sample_row, num_sections, jobs)
+        yield partial(drafts.accept, board, jobs)
+        for source in DraftSource:
+            yield partial(drafts.propose, board, source, jobs)
+        for num_drafts in (0, 1, 4):
+            yield partial(drafts.verify, board, num_drafts, jobs)
 
 
 def _attention(board: Board, sizes: Sizes) -> Iterator[Case]:
