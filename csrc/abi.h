@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 6717970084413907363ull;
+constexpr uint64_t ABI_HASH = 16365078298658650193ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -1690,6 +1690,76 @@ static_assert(offsetof(ScaledLinearArgs, num_squares) == 154);
 static_assert(offsetof(ScaledLinearArgs, format) == 156);
 static_assert(offsetof(ScaledLinearArgs, lead) == 158);
 
+struct PackedLinearArgs {
+  uint64_t x;  // fields without a comment: see LinearArgs
+  uint64_t weight;  // a slab of packed tiles
+  uint64_t bias;
+  uint64_t out;
+  uint64_t out_bf16;
+  uint64_t lamport_reset;
+  uint64_t fused_partials;
+  uint64_t batch;
+  uint64_t logits;
+  uint64_t norm;  // f32 [k], factors of the columns of x; 0: none
+  uint32_t k;
+  uint32_t num_features;
+  uint32_t x_stride;
+  uint32_t out_stride;
+  uint32_t out_bf16_stride;
+  uint32_t first_token;
+  uint32_t logits_stride;
+  uint32_t k_pitch;
+  uint32_t max_kv_splits;
+  uint32_t min_kv_split_len;
+  uint32_t kv_split_budget;
+  uint32_t window;
+  uint32_t fused_combine_len;
+  float eps;
+  float softcap;
+  float scale;  // factor of x @ weight.T
+  uint16_t epilogue;
+  uint16_t format;
+  uint16_t lead;  // columns of a row of the weight before the first column of x
+  uint16_t head_dim;
+  uint8_t applies_rms;
+  uint8_t polls_x;
+  uint8_t keeps_logits;
+};
+static_assert(sizeof(PackedLinearArgs) == 160);
+static_assert(offsetof(PackedLinearArgs, x) == 0);
+static_assert(offsetof(PackedLinearArgs, weight) == 8);
+static_assert(offsetof(PackedLinearArgs, bias) == 16);
+static_assert(offsetof(PackedLinearArgs, out) == 24);
+static_assert(offsetof(PackedLinearArgs, out_bf16) == 32);
+static_assert(offsetof(PackedLinearArgs, lamport_reset) == 40);
+static_assert(offsetof(PackedLinearArgs, fused_partials) == 48);
+static_assert(offsetof(PackedLinearArgs, batch) == 56);
+static_assert(offsetof(PackedLinearArgs, logits) == 64);
+static_assert(offsetof(PackedLinearArgs, norm) == 72);
+static_assert(offsetof(PackedLinearArgs, k) == 80);
+static_assert(offsetof(PackedLinearArgs, num_features) == 84);
+static_assert(offsetof(PackedLinearArgs, x_stride) == 88);
+static_assert(offsetof(PackedLinearArgs, out_stride) == 92);
+static_assert(offsetof(PackedLinearArgs, out_bf16_stride) == 96);
+static_assert(offsetof(PackedLinearArgs, first_token) == 100);
+static_assert(offsetof(PackedLinearArgs, logits_stride) == 104);
+static_assert(offsetof(PackedLinearArgs, k_pitch) == 108);
+static_assert(offsetof(PackedLinearArgs, max_kv_splits) == 112);
+static_assert(offsetof(PackedLinearArgs, min_kv_split_len) == 116);
+static_assert(offsetof(PackedLinearArgs, kv_split_budget) == 120);
+static_assert(offsetof(PackedLinearArgs, window) == 124);
+static_assert(offsetof(PackedLinearArgs, fused_combine_len) == 128);
+static_assert(offsetof(PackedLinearArgs, eps) == 132);
+static_assert(offsetof(PackedLinearArgs, softcap) == 136);
+static_assert(offsetof(PackedLinearArgs, scale) == 140);
+static_assert(offsetof(PackedLinearArgs, epilogue) == 144);
+static_assert(offsetof(PackedLinearArgs, format) == 146);
+static_assert(offsetof(PackedLinearArgs, lead) == 148);
+static_assert(offsetof(PackedLinearArgs, head_dim) == 150);
+static_assert(offsetof(PackedLinearArgs, applies_rms) == 152);
+static_assert(offsetof(PackedLinearArgs, polls_x) == 153);
+static_assert(offsetof(PackedLinearArgs, keeps_logits) == 154);
+
 struct AcceptDraftsArgs {
   uint64_t candidates;  // Candidate [num_ranks, num_rows]
   uint64_t drawn;  // Candidate [num_rows], the tokens of drawn rows
@@ -1746,9 +1816,7 @@ static_assert(offsetof(ProposeDraftsArgs, drafts_per_match) == 52);
 static_assert(offsetof(ProposeDraftsArgs, tables_bytes) == 56);
 static_assert(offsetof(ProposeDraftsArgs, max_ids) == 60);
 
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25, ACCEPT_DRAFTS = 26, PROPOSE_DRAFTS = 27, VERIFY_ROW = 28 };
-
-enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25, PACKED_LINEAR = 26 };
+enum class TaskType : uint16_t { NOP = 0, PUT = 1, AFFINE = 2, SUM = 3, LINEAR = 4, EMBED = 5, ATTENTION = 6, COMBINE = 7, SAMPLE = 8, SCHEDULER_STEP = 9, SINE = 10, SEND_LOGITS = 12, COUNT_TOKENS = 13, SAMPLE_ROW = 14, LINEAR_JOBS = 15, APPEND_KV = 16, ATTENTION_JOBS = 17, EMBED_ROWS = 18, REDUCE_ROWS = 19, SELECT_ROWS = 20, ARGMAX_ROWS = 21, POST_NORM = 22, GENERAL_ATTENTION = 24, SCALED_LINEAR = 25, PACKED_LINEAR = 26, ACCEPT_DRAFTS = 27, PROPOSE_DRAFTS = 28, VERIFY_ROW = 29 };
 
 #ifdef DISTMK_PACKED
 // The traits of a task type that declares none; what they mean is written in distmk/graph/task.py.
@@ -1905,14 +1973,28 @@ struct TaskTraits<TaskType::PACKED_LINEAR> : DefaultTaskTraits {
   static constexpr bool RESETS_ROWS = true;
   static constexpr uint32_t CODE_PATH = 4u, HOT_VARIANTS = 2u;
 };
+template <>
+struct TaskTraits<TaskType::ACCEPT_DRAFTS> : DefaultTaskTraits {
+  using Args = AcceptDraftsArgs;
+};
+template <>
+struct TaskTraits<TaskType::PROPOSE_DRAFTS> : DefaultTaskTraits {
+  using Args = ProposeDraftsArgs;
+  static constexpr bool LOOPS_OVER_INSTANCES = true;
+};
+template <>
+struct TaskTraits<TaskType::VERIFY_ROW> : DefaultTaskTraits {
+  using Args = SampleRowArgs;
+  static constexpr bool MAY_IDLE = true;
+};
 
 constexpr bool streams_weights([[maybe_unused]] uint16_t type) { return type == 4 || type == 26; }
 constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 6 || type == 7 || type == 24 || type == 26; }
 constexpr bool has_prologue([[maybe_unused]] uint16_t type) { return type == 15 || type == 16 || type == 17 || type == 19; }
 constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7 || type == 22 || type == 26; }
 constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6 || type == 24; }
-constexpr bool loops_over_instances([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24; }
-constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14; }
+constexpr bool loops_over_instances([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24 || type == 28; }
+constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14 || type == 29; }
 constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
 constexpr uint32_t NUM_HOT_PATHS = 22u;
 
@@ -1942,7 +2024,10 @@ constexpr uint32_t NUM_HOT_PATHS = 22u;
   X(21, argmax_rows, ArgmaxRowsArgs) \
   X(22, post_norm, PostNormArgs) \
   X(24, general_attention, AttentionArgs) \
-  X(26, packed_linear, PackedLinearArgs)
+  X(26, packed_linear, PackedLinearArgs) \
+  X(27, accept_drafts, AcceptDraftsArgs) \
+  X(28, propose_drafts, ProposeDraftsArgs) \
+  X(29, verify_row, SampleRowArgs)
 #else
 #define DISTMK_TASK_TYPES(X) \
   X(0, nop, NopArgs) \
@@ -1969,7 +2054,10 @@ constexpr uint32_t NUM_HOT_PATHS = 22u;
   X(22, post_norm, PostNormArgs) \
   X(24, general_attention, AttentionArgs) \
   X(25, scaled_linear, ScaledLinearArgs) \
-  X(26, packed_linear, PackedLinearArgs)
+  X(26, packed_linear, PackedLinearArgs) \
+  X(27, accept_drafts, AcceptDraftsArgs) \
+  X(28, propose_drafts, ProposeDraftsArgs) \
+  X(29, verify_row, SampleRowArgs)
 #endif
 // The types with each trait, and hot types with one variant and with several, ordered by code path.
 #define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
@@ -2006,11 +2094,13 @@ constexpr uint32_t NUM_HOT_PATHS = 22u;
   X(19, reduce_rows, ReduceRowsArgs) \
   X(20, select_rows, SelectRowsArgs) \
   X(21, argmax_rows, ArgmaxRowsArgs) \
-  X(24, general_attention, AttentionArgs)
+  X(24, general_attention, AttentionArgs) \
+  X(28, propose_drafts, ProposeDraftsArgs)
 #define DISTMK_TASK_TYPES_MAY_IDLE(X) \
   X(12, send_logits, SendLogitsArgs) \
   X(13, count_tokens, CountTokensArgs) \
-  X(14, sample_row, SampleRowArgs)
+  X(14, sample_row, SampleRowArgs) \
+  X(29, verify_row, SampleRowArgs)
 #define DISTMK_TASK_TYPES_RUNS_ON_SCHEDULER(X) \
   X(9, scheduler_step, SchedulerStepArgs)
 #define DISTMK_TASK_TYPES_COMPLETES_EARLY(X) \
@@ -2189,8 +2279,8 @@ constexpr bool polls_inputs([[maybe_unused]] uint16_t type) { return type == 3 |
 constexpr bool has_prologue([[maybe_unused]] uint16_t type) { return type == 15 || type == 16 || type == 17 || type == 19; }
 constexpr bool resets_rows([[maybe_unused]] uint16_t type) { return type == 3 || type == 4 || type == 5 || type == 7 || type == 22; }
 constexpr bool counts_work_items([[maybe_unused]] uint16_t type) { return type == 6 || type == 24; }
-constexpr bool loops_over_instances([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24 || type == 27; }
-constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14 || type == 28; }
+constexpr bool loops_over_instances([[maybe_unused]] uint16_t type) { return type == 6 || type == 15 || type == 16 || type == 17 || type == 18 || type == 19 || type == 20 || type == 21 || type == 24 || type == 28; }
+constexpr bool may_idle([[maybe_unused]] uint16_t type) { return type == 12 || type == 13 || type == 14 || type == 29; }
 constexpr bool runs_on_scheduler([[maybe_unused]] uint16_t type) { return type == 9; }
 constexpr uint32_t NUM_HOT_PATHS = 20u;
 
@@ -2220,9 +2310,9 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(21, argmax_rows, ArgmaxRowsArgs) \
   X(22, post_norm, PostNormArgs) \
   X(24, general_attention, AttentionArgs) \
-  X(26, accept_drafts, AcceptDraftsArgs) \
-  X(27, propose_drafts, ProposeDraftsArgs) \
-  X(28, verify_row, SampleRowArgs)
+  X(27, accept_drafts, AcceptDraftsArgs) \
+  X(28, propose_drafts, ProposeDraftsArgs) \
+  X(29, verify_row, SampleRowArgs)
 #else
 #define DISTMK_TASK_TYPES(X) \
   X(0, nop, NopArgs) \
@@ -2249,9 +2339,9 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(22, post_norm, PostNormArgs) \
   X(24, general_attention, AttentionArgs) \
   X(25, scaled_linear, ScaledLinearArgs) \
-  X(26, accept_drafts, AcceptDraftsArgs) \
-  X(27, propose_drafts, ProposeDraftsArgs) \
-  X(28, verify_row, SampleRowArgs)
+  X(27, accept_drafts, AcceptDraftsArgs) \
+  X(28, propose_drafts, ProposeDraftsArgs) \
+  X(29, verify_row, SampleRowArgs)
 #endif
 // The types with each trait, and hot types with one variant and with several, ordered by code path.
 #define DISTMK_TASK_TYPES_STREAMS_WEIGHTS(X) \
@@ -2286,12 +2376,12 @@ constexpr uint32_t NUM_HOT_PATHS = 20u;
   X(20, select_rows, SelectRowsArgs) \
   X(21, argmax_rows, ArgmaxRowsArgs) \
   X(24, general_attention, AttentionArgs) \
-  X(27, propose_drafts, ProposeDraftsArgs)
+  X(28, propose_drafts, ProposeDraftsArgs)
 #define DISTMK_TASK_TYPES_MAY_IDLE(X) \
   X(12, send_logits, SendLogitsArgs) \
   X(13, count_tokens, CountTokensArgs) \
   X(14, sample_row, SampleRowArgs) \
-  X(28, verify_row, SampleRowArgs)
+  X(29, verify_row, SampleRowArgs)
 #define DISTMK_TASK_TYPES_RUNS_ON_SCHEDULER(X) \
   X(9, scheduler_step, SchedulerStepArgs)
 #define DISTMK_TASK_TYPES_COMPLETES_EARLY(X) \

@@ -78,7 +78,7 @@ class AcceptDraftsArgs(ctypes.Structure):
     ]
 
 
-@task_type(26, "accept_drafts")
+@task_type(27, "accept_drafts")
 @dataclass(frozen=True, eq=False)
 class AcceptDrafts(Task):
     """Append the tokens that an iteration has given to the ids of their sequences: `DraftSlot.num_tokens`.
@@ -144,7 +144,7 @@ class ProposeDraftsArgs(ctypes.Structure):
     ]
 
 
-@task_type(27, "propose_drafts")
+@task_type(28, "propose_drafts")
 @dataclass(frozen=True, eq=False)
 class ProposeDrafts(Task):
     """Look for the last tokens of each sequence in its own history: what followed there are its drafts.
@@ -208,7 +208,7 @@ class ProposeDrafts(Task):
         return [*ids, *_accesses(rank, args)]
 
 
-@task_type(28, "verify_row")
+@task_type(29, "verify_row")
 @dataclass(frozen=True, eq=False)
 class VerifyRow(SampleRow):
     """SampleRow in a program with drafts. A row whose token is a draft (RowSample.VERIFY) is drawn like all others; for

@@ -177,10 +177,10 @@ def _add(board: Board, sizes: Sizes, cases: list[Case]) -> None:
         seen.add(kind)
 
 
-def _choices(arguments: Iterable[object]) -> Iterator[Epilogue | bool | str]:
+def _choices(arguments: Iterable[object]) -> Iterator[Epilogue | DraftSource | bool | str]:
     """The epilogues, kinds of products and choices of yes or no among the arguments of a case."""
     for each in arguments:
-        if isinstance(each, (Epilogue, bool)):
+        if isinstance(each, (Epilogue, DraftSource, bool)):
             yield each
         elif isinstance(each, (tuple, list)):
             yield from (product.kind for product in each if isinstance(product, linear_jobs.Product))
