@@ -1,7 +1,7 @@
 """Whole models whose weights stay packed in the GPU's kernel, on the emulator: logits beside transformers' of the dequantized
 weights in float32, and the tokens that follow from them.
 
-The error must be at most about that of the same weights in bf16.
+The error must be about that of the same weights in bf16.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from distmk import LLM, SamplingParams
 from distmk.errors import UsageError
 from distmk.formats import find_format
 
-LENGTHS = (1, 5, 16, 17, 30)
+LENGTHS = (1, 2, 5, 9, 16, 17, 30)
 """Prompts of one N tile and of two, in one iteration and in several."""
 NUM_TOKENS = 5
-ALLOWED, ALLOWED_MANY = 1.1, 1.3
-"""With few rows weights are exact; with many, they are rounded to bf16 in another way than beside them."""
+ALLOWED = 1.6
+"""Of few prompts, either error is up to a quarter off; a wrong scale or lane makes it several times as large."""
 
 
 class Outputs(NamedTuple):
@@ -60,7 +60,6 @@ def check(
     path: Path,
     num_ranks: int,
     lengths: tuple[int, ...] = LENGTHS,
-    allowed: float = ALLOWED,
     quantization: str | None = None,
     **options: Any,
 ) -> None:
@@ -77,7 +76,7 @@ def check(
     in_bf16 = outputs_of(path, prompts, num_ranks, quantization="bf16", **options)
     measure = relative_error(in_bf16.logits, want_plain)
     print(f"{num_ranks} ranks: relative error {error:.3g}, with matrices in bf16 {measure:.3g}")
-    assert error <= allowed * measure, f"off by {error:.3g}; {measure:.3g} with matrices in bf16"
+    assert error <= ALLOWED * measure, f"off by {error:.3g}; {measure:.3g} with matrices in bf16"
     for ids, tokens in zip(prompts, got.tokens, strict=True):
         logits = reference.exact([*ids, *tokens[:-1]], NUM_TOKENS)
         behind = logits.max(1).values - logits[torch.arange(NUM_TOKENS), torch.tensor(tokens)]
@@ -160,7 +159,7 @@ def test_many_rows(kind: str, num_ranks: int, tmp_path: Path, monkeypatch: pytes
         save_quantized(plain, path, KINDS[kind], skip=lambda name: any(part in name for part in skipped))
     quantization = kind if kind in ("int4", "fp8") else None
     options = {"quantization": quantization, "max_num_seqs": 17, "max_model_len": 96}
-    check(plain, model, path, num_ranks, PROMPTS, ALLOWED_MANY, **options)
+    check(plain, model, path, num_ranks, PROMPTS, **options)
 
 
 def test_shards_that_begin_inside_of_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,8 @@ def linear_args(format_id: int) -> LinearArgs:
 
 def jobs_args(format_id: int) -> LinearJobsArgs:
     shape = {"k": 30, "k_pitch": 30, "num_rows": 7, "num_slabs": 1, "num_k_splits": 1, "out_stride": 7}
-    return LinearJobsArgs(x=64, weight=4096, out=128, batch=32, **shape, format=format_id)
+    part = {"end_row": 7, "end_slab": 1}  # all of the matrix
+    return LinearJobsArgs(x=64, weight=4096, out=128, batch=32, **shape, **part, format=format_id)
 
 
 @pytest.mark.parametrize(("task", "args"), [(Linear, linear_args), (LinearJobs, jobs_args)])
