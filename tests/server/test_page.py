@@ -18,6 +18,7 @@ from support.browser import (
     kept_chats,
     open_page,
     stop_when_it_streams,
+    texts,
     until_true,
 )
 from support.fake_engine import until
@@ -89,7 +90,7 @@ def test_new_chat_forgets_the_answer_that_streams(browser: Any, slow: Served) ->
         slow.settled()
         assert page.locator("#prompt").input_value() == "" and page.locator("button.again").count() == 1
         assert slow.engine.asked() == "user: the new chat\nassistant:"
-        assert page.locator(".turn .text").all_inner_texts() == ["the new chat", "a new answer"]
+        assert texts(page) == ["the new chat", "a new answer"]
         answer_to(page, "more")
         assert slow.engine.asked() == "user: the new chat\nassistant: a new answer\nuser: more\nassistant:"
         slow.engine.says = "word " * 3000
@@ -124,7 +125,7 @@ def test_a_failed_question_returns_to_the_box(browser: Any, slow: Served) -> Non
     page.keyboard.press("Escape")
     until_true(page, ENDED)
     slow.engine.goes.set()
-    assert page.locator(".turn .text").all_inner_texts() == ["first", "fine", "second", "fine"]
+    assert texts(page) == ["first", "fine", "second", "fine"]
     assert box.input_value() == "" and page.locator("button.again").last.is_visible()
     assert not wrong
     page.close()
@@ -260,7 +261,7 @@ def test_a_key_is_asked_for_in_sight(browser: Any, screen: dict[str, int]) -> No
                 assert page.locator("#prompt").input_value() == "hello"
                 assert page.locator("#key").evaluate("box => box === document.activeElement")
                 assert_in_sight(page, "#key", "#prompt", "#send")
-        assert page.locator(".turn .text").all_inner_texts() == ["hello", "fine"]
+        assert texts(page) == ["hello", "fine"]
         assert not page.locator("#key").is_visible()
         assert not wrong
         page.close()

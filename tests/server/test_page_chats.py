@@ -17,6 +17,7 @@ from support.browser import (
     assert_in_sight,
     kept_chats,
     open_page,
+    texts,
     until_true,
 )
 from support.served import Served, served
@@ -33,8 +34,7 @@ def quick() -> Iterator[Served]:
 
 
 def titles(page: Any) -> list[str]:
-    found: list[str] = page.locator("#chats .title").all_inner_texts()
-    return found
+    return texts(page, "#chats .title")
 
 
 def action(page: Any, name: str, title: str) -> Any:
@@ -42,11 +42,6 @@ def action(page: Any, name: str, title: str) -> Any:
     if not page.get_by_role("button", name=f"{name} {title}").is_visible():
         page.get_by_role("button", name=f"Actions for {title}").press("Enter")
     return page.get_by_role("button", name=f"{name} {title}")
-
-
-def texts(page: Any) -> list[str]:
-    found: list[str] = page.locator(".turn .text").all_inner_texts()
-    return found
 
 
 def test_chats_are_kept(browser: Any, quick: Served) -> None:

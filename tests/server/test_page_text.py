@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.browser import ENDED, StrictEngine, answer_to, ask, open_page, until_true
+from support.browser import ENDED, StrictEngine, answer_to, ask, open_page, texts, until_true
 from support.served import Served, served
 
 pytestmark = pytest.mark.whole
@@ -70,11 +70,6 @@ def fast() -> Iterator[Served]:
         running.engine.template = "<tool_call> <think> </think>"
         yield running
         running.settled()
-
-
-def texts(node: Any, selector: str) -> list[str]:
-    found: list[str] = node.locator(selector).all_inner_texts()
-    return found
 
 
 def test_markdown(browser: Any, fast: Served) -> None:

@@ -44,6 +44,12 @@ class StrictEngine(FakeEngine):
         return super()._token(slot)
 
 
+def texts(node: Any, selector: str = ".turn .text") -> list[str]:
+    """What the elements of a page, or of a part of it, show; by default what was said."""
+    found: list[str] = node.locator(selector).all_inner_texts()
+    return found
+
+
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A browser; without one, the test is skipped."""

@@ -9,6 +9,10 @@ DISTMK_FN uint32_t pack_bf16(float a, float b) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
+// The halves of a pair of bf16 numbers.
+DISTMK_FN float low_of_pair(uint32_t pair) { return __uint_as_float(pair << 16); }
+DISTMK_FN float high_of_pair(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
 // Set element by element, because the compiler would load `{}` from memory.
 DISTMK_FN uint4 zero_chunk() {
   uint4 v;
@@ -22,8 +26,7 @@ struct Halves {
   uint32_t high, low;
 
   DISTMK_FN Halves(float a, float b)
-      : high(pack_bf16(a, b)),
-        low(pack_bf16(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u))) {}
+      : high(pack_bf16(a, b)), low(pack_bf16(a - low_of_pair(high), b - high_of_pair(high))) {}
 };
 
 }  // namespace distmk

@@ -60,10 +60,6 @@ struct SplitScale {
   DISTMK_FN uint32_t times(uint32_t codes) const { return fma_pairs(codes, high, multiply_pairs(codes, low)); }
 };
 
-// The half of a pair that has `bits` in both halves, as a number.
-DISTMK_FN float low_of_pair(uint32_t pair) { return __uint_as_float(pair << 16); }
-DISTMK_FN float high_of_pair(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-
 // Scale and minimum of a group of codes below 128.
 struct AffineScale {
   float scale, minimum;

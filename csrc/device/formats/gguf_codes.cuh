@@ -4,6 +4,7 @@
 // Sums of x are computed once for each K block, as a product, and come as the B operand of one more mma: groups take
 // the place of columns.
 #pragma once
+#include "device/core/bf16.cuh"
 #include "device/formats/packed_tile.cuh"
 
 namespace distmk {
@@ -58,9 +59,8 @@ struct GroupSums {
     }
 #pragma unroll
     for (uint32_t n = 0; n < N_TILES; ++n) {
-      const float low = sum[2 * n], high = sum[2 * n + 1];
-      sums[n] = pack_bf16(low, high);
-      rest[n] = pack_bf16(low - __uint_as_float(sums[n] << 16), high - __uint_as_float(sums[n] & 0xffff0000u));
+      const Halves halves(sum[2 * n], sum[2 * n + 1]);
+      sums[n] = halves.high, rest[n] = halves.low;
     }
   }
   // acc += the sum over groups of minimum * sum of x. `upper`, `lower`: the pair of minima of groups 2 t and 2 t + 1 in
@@ -141,10 +141,8 @@ DISTMK_FN void multiply_half_minima(const PackedTile<F>& tile, uint32_t begin, c
 #pragma unroll
   for (uint32_t lower = 0; lower < 2; ++lower) {
     const uint32_t both = tile.pair_of_halves(begin, lower);
-    const float first = half_to_float(both), second = half_to_float(both >> 16);
-    minima[lower] = pack_bf16(first, second);
-    rest[lower] =
-        pack_bf16(first - __uint_as_float(minima[lower] << 16), second - __uint_as_float(minima[lower] & 0xffff0000u));
+    const Halves halves(half_to_float(both), half_to_float(both >> 16));
+    minima[lower] = halves.high, rest[lower] = halves.low;
   }
   sums.multiply_minima(minima[0], minima[1], acc);
   sums.multiply_minima(rest[0], rest[1], acc);

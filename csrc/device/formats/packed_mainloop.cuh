@@ -28,7 +28,7 @@ DISTMK_FN void zero_outside(FragmentB<N_TILES>& x, uint32_t k, uint32_t k_begin)
 }
 
 DISTMK_FN uint32_t multiply_rounded(uint32_t pair, float low, float high) {
-  return pack_bf16(__uint_as_float(pair << 16) * low, __uint_as_float(pair & 0xffff0000u) * high);
+  return pack_bf16(low_of_pair(pair) * low, high_of_pair(pair) * high);
 }
 
 // Multiplies the columns of a tile by their factors `norm`, and rounds to bf16. `k_begin`: as in zero_outside().

@@ -2,6 +2,7 @@
 // values to the KV cache. A worker looks up the destinations of its rows before the rows are there, copies the rows to
 // shared memory, and then processes all their heads together. A head takes some lanes of a warp.
 #pragma once
+#include "device/core/bf16.cuh"
 #include "device/core/marks.cuh"
 #include "device/core/shared.cuh"
 #include "device/jobs/row_vectors.cuh"
@@ -23,8 +24,7 @@ struct AppendState {
 };
 
 DISTMK_FN float4 unpack_bf16(const uint2& v) {
-  return {__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
-          __uint_as_float(v.y & 0xffff0000u)};
+  return {low_of_pair(v.x), high_of_pair(v.x), low_of_pair(v.y), high_of_pair(v.y)};
 }
 DISTMK_FN float dot(const float4& a, const float4& b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 DISTMK_FN float4 scaled(const float4& a, float by) { return {a.x * by, a.y * by, a.z * by, a.w * by}; }

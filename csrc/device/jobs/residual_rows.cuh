@@ -2,6 +2,7 @@
 // the residual stream (a reduce-scatter), normalizes the rows, and writes them to every rank (an all-gather).
 #pragma once
 #include "device/attention/lse.cuh"
+#include "device/core/bf16.cuh"
 #include "device/core/marks.cuh"
 #include "device/core/shared.cuh"
 #include "device/jobs/row_vectors.cuh"
@@ -21,7 +22,7 @@ struct EmbeddedChunk {
 
   DISTMK_FN void load(const __nv_bfloat16* from) { raw = *reinterpret_cast<const uint4*>(from); }
   DISTMK_FN void clear() { raw = zero_chunk(); }
-  DISTMK_FN static float2 pair(uint32_t v) { return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)}; }
+  DISTMK_FN static float2 pair(uint32_t v) { return {low_of_pair(v), high_of_pair(v)}; }
   DISTMK_FN void store(float* to) const {
     const float2 a = pair(raw.x), b = pair(raw.y), c = pair(raw.z), d = pair(raw.w);
     reinterpret_cast<float4*>(to)[0] = {a.x, a.y, b.x, b.y};

@@ -97,8 +97,8 @@ class FusedCombine {
       sum += w;
 #pragma unroll
       for (uint32_t e = 0; e < 4; ++e) {
-        acc[2 * e] += __uint_as_float(words[e] << 16) * w;
-        acc[2 * e + 1] += __uint_as_float(words[e] & 0xffff0000u) * w;
+        acc[2 * e] += low_of_pair(words[e]) * w;
+        acc[2 * e + 1] += high_of_pair(words[e]) * w;
       }
     }
     const float scale = normalizer(sum);
