@@ -160,6 +160,7 @@ def test_blank_completion_is_explained(capsys: pytest.CaptureFixture[str]) -> No
 def test_statistics_count(capsys: pytest.CaptureFixture[str]) -> None:
     """One of a thing is singular, and a single token has no rate."""
     llm = SimpleNamespace(tensor_parallel_size=1, num_workers=1, backend="host", load_s={"weights": 1.0})
+    llm.stats = lambda: SimpleNamespace(drafts=None)
     generate_command._write_statistics(llm, [request("a", "length")], 1.0, 0.25)  # type: ignore[arg-type, list-item]
     generate_command._write_statistics(llm, [request("a", "stop", 5)] * 2, 1.0, 3.0)  # type: ignore[arg-type, list-item]
     one, several = capsys.readouterr().err.splitlines()

@@ -23,6 +23,7 @@ from distmk.backends import build_cache
 from distmk.backends.cache_files import cannot_write
 from distmk.backends.host.build import build
 from distmk.engine import program_cache
+from distmk.drafters import read_speculative_config
 from distmk.errors import CheckError
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.rope import Llama3Scaling
@@ -105,6 +106,8 @@ def test_any_change_is_another_program() -> None:
         "num_pages": OPTIONS.max_pages + 1,
         "num_reserved": 1,
         "host_sizes": (2, 1),
+        "drafter": read_speculative_config({"method": "ngram", "num_speculative_tokens": 3}),
+        "draft_row_cost": 0.5,
     }
 
     def changed(given: Any, name: str) -> Any:
