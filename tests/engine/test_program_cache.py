@@ -22,8 +22,8 @@ from distmk.abi import MAX_BUCKET_ROWS, MAX_ROWS, Scores
 from distmk.backends import build_cache
 from distmk.backends.cache_files import cannot_write
 from distmk.backends.host.build import build
-from distmk.engine import program_cache
 from distmk.drafters import read_speculative_config
+from distmk.engine import program_cache
 from distmk.errors import CheckError
 from distmk.lower import DecodeOptions, lower_programs
 from distmk.model.rope import Llama3Scaling
