@@ -16,7 +16,7 @@ import argparse
 import os
 
 from benchmark.ours import serving, time_steps
-from benchmark.work import add_work_arguments, work_of
+from benchmark.work import add_quantization, add_work_arguments, work_of
 
 from distmk.backends.defaults import choose_backend
 from distmk.cli.exit_status import run_main
@@ -34,6 +34,7 @@ def workers_of(text: str) -> slice:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_work_arguments(parser)
+    add_quantization(parser)
     parser.add_argument("--workers", type=workers_of, default=slice(None), metavar="FIRST:END", help="of these alone")
     return parser.parse_args()
 

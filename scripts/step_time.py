@@ -15,14 +15,13 @@ it. Weights are random, since no value changes how long a step takes.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import time
 
 from benchmark.machine import power_meter
 from benchmark.ours import Timed, serving, time_steps
-from benchmark.work import Work, add_work_arguments, work_of
+from benchmark.work import Work, add_quantization, add_work_arguments, work_of
 
 from distmk import LLM
 from distmk.cli.exit_status import run_main
@@ -34,9 +33,7 @@ IDLE_S = 2.0
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_work_arguments(parser)
-    parser.add_argument(
-        "--quantization", metavar="KIND", help="fp8 or int4: the weights of linear layers (default bf16)"
-    )
+    add_quantization(parser)
     parser.add_argument("--trace", action="store_true", help="also print where the time went (costs a little time)")
     parser.add_argument("--power", action="store_true", help="also measure the board's power (takes two seconds more)")
     return parser.parse_args()
@@ -53,7 +50,7 @@ def time_with_power(llm: LLM, work: Work) -> tuple[Timed, dict[str, float | None
 
 def main() -> int:
     arguments = parse()
-    work = dataclasses.replace(work_of(arguments), quantization=arguments.quantization)
+    work = work_of(arguments)
     with serving(work, arguments.backend, trace_iterations=8 if arguments.trace else 0) as llm:
         powered = arguments.power and llm.rank == 0
         timed, power = time_with_power(llm, work) if powered else (time_steps(llm, work), {})

@@ -110,6 +110,10 @@ inline uint32_t now_clock() { return static_cast<uint32_t>(now_ns() / MARK_STEP_
 
 inline void barrier_init(uint64_t* barrier, uint32_t count) { emulator::mbarrier_init(barrier, count); }
 inline void barrier_invalidate(uint64_t*) {}
+template <class T>
+void forget(T& memory) {
+  memset(&memory, 0xff, sizeof(memory));
+}
 inline void barrier_init_done() {}
 inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
   if (emulator::mbarrier_test(barrier, parity)) return true;

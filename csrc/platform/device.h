@@ -9,6 +9,7 @@
 #include "platform/scope.h"
 
 #define DISTMK_FN __device__ __forceinline__
+#define DISTMK_CONSTANT static __constant__
 
 namespace distmk {
 // compute-sanitizer's racecheck lets an mbarrier arrival order only the accesses of the arriving thread, and it reports

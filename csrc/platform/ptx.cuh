@@ -210,6 +210,9 @@ DISTMK_FN void barrier_arrive(uint64_t* barrier, uint32_t times) {
 DISTMK_FN void barrier_invalidate(uint64_t* barrier) {
   asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+// Shared memory whose content has no meaning any more. The emulator overwrites it.
+template <class T>
+DISTMK_FN void forget(T&) {}
 DISTMK_FN void barrier_init_done() {
   if constexpr (BULK_COPIES) asm volatile("fence.mbarrier_init.release.cluster;");
 }

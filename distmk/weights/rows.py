@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -118,6 +119,7 @@ class DeviceRows:
         import torch
 
         self._checkpoint, self._device = checkpoint, torch.device(device)
+        self._shapes = expected_tensors(checkpoint.config)
         self._staging = [_Staging(self._device), _Staging(self._device)]
 
     def read(self, parts: Sequence[RowRange], cols: slice) -> torch.Tensor:
@@ -150,25 +152,32 @@ class DeviceRows:
         tiled: Tiled | None,
     ) -> torch.Tensor:
         assert tiled, "GPUs have tiles alone"
-        quantized = [self._quantized(part, cols, weight_format, factors) for part in parts]
+        formats, quantized = self._checkpoint.formats, []
+        # Many parts at once, because on a GPU every operation takes some microseconds.
+        for is_stored, group in groupby(parts, lambda part: formats.get(part[0]) == weight_format.name):
+            together = list(group)
+            if is_stored:
+                quantized.append(self._stored(together, cols))
+            else:
+                quantized.append(self._quantized(together, cols, weight_format, factors))
         packed: torch.Tensor = weight_format.pack(_joined(quantized), tiled.slabs, tiled.paired)
         return packed
 
-    def _quantized(
-        self, part: RowRange, cols: slice, weight_format: type[WeightFormat], factors: F32 | None
-    ) -> QuantizedRows:
+    def _stored(self, parts: Sequence[RowRange], cols: slice) -> QuantizedRows:
         import torch
 
-        name, begin, end = part
-        if self._checkpoint.formats.get(name) == weight_format.name:
-            stored = self._checkpoint.read_quantized(name, slice(begin, end), cols)
-            tensors: list[Any] = [torch.from_numpy(array).to(self._device) for array in stored]
-            return QuantizedRows(*tensors)
-        num_cols = expected_tensors(self._checkpoint.config)[name][1]
-        step = max(1, self.piece_bytes // (2 * num_cols))  # as bfloat16, which a piece of packed rows has more of
+        rows = _joined([self._checkpoint.read_quantized(name, slice(begin, end), cols) for name, begin, end in parts])
+        tensors: list[Any] = [torch.from_numpy(array).to(self._device) for array in rows]
+        return QuantizedRows(*tensors)
+
+    def _quantized(
+        self, parts: Sequence[RowRange], cols: slice, weight_format: type[WeightFormat], factors: F32 | None
+    ) -> QuantizedRows:
+        num_cols = self._shapes[parts[0][0]][1]
         pieces = []
-        for first in range(begin, end, step):
-            block: Any = self.read([(name, first, min(first + step, end))], slice(0, num_cols))
+        # As bfloat16, a piece of packed rows is more than one piece.
+        for piece in _divided(parts, max(1, self.piece_bytes // (2 * num_cols))):
+            block: Any = self.read(piece, slice(0, num_cols))
             if factors is not None:
                 self.scale(block, factors)
             pieces.append(weight_format.cut(weight_format.quantize(block), cols.start, cols.stop))
@@ -205,6 +214,24 @@ def _joined(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
     """The rows one below the other."""
     whole: list[Any] = [library(arrays[0]).concatenate(arrays) for arrays in zip(*pieces, strict=True)]
     return QuantizedRows(*whole)
+
+
+def _divided(parts: Sequence[RowRange], max_rows: int) -> Iterator[list[RowRange]]:
+    """The parts in order, in pieces of up to `max_rows` rows."""
+    piece: list[RowRange] = []
+    room = max_rows
+    for name, first, end in parts:
+        begin = first
+        while begin < end:
+            stop = min(end, begin + room)
+            piece.append((name, begin, stop))
+            room -= stop - begin
+            begin = stop
+            if not room:
+                yield piece
+                piece, room = [], max_rows
+    if piece:
+        yield piece
 
 
 def _num_rows(parts: Sequence[RowRange]) -> int:

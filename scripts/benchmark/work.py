@@ -79,15 +79,23 @@ def add_work_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="times to time them (default 5)")
 
 
+def add_quantization(parser: argparse.ArgumentParser) -> None:
+    """Add --quantization, for scripts without a peer."""
+    parser.add_argument(
+        "--quantization", metavar="KIND", help="fp8 or int4: the weights of linear layers (default bf16)"
+    )
+
+
 def work_of(arguments: argparse.Namespace) -> Work:
-    """The work that the arguments describe. UsageError (ModelError): it is not possible."""
+    """The work that the arguments describe, with --quantization if they have it. UsageError (ModelError): it is not possible."""
     for name in ("batch", "context", "tokens", "repeats", "as_of"):
         if getattr(arguments, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be at least 1")
     if arguments.batch > MAX_SEQUENCES:
         raise UsageError(f"--batch is {arguments.batch}; at most {MAX_SEQUENCES} sequences run at once")
     config = part_of(read_config(arguments.model, arguments.layers), arguments.as_of)
-    work = Work(config, arguments.batch, arguments.context, arguments.tokens, arguments.repeats)
+    quantization = getattr(arguments, "quantization", None)
+    work = Work(config, arguments.batch, arguments.context, arguments.tokens, arguments.repeats, quantization)
     if work.max_len > config.max_position:
         raise UsageError(f"--context and --tokens need {work.max_len} positions; the model has {config.max_position}")
     return work

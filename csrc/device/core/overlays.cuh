@@ -40,14 +40,26 @@ enum Phase : uint32_t {
 };
 constexpr uint32_t SLABS = GEMV | SLAB | HEAD | ARGMAX, LAYERS = PRODUCT | APPEND | BLOCK_JOB | ROW_JOBS | ROW_SUM;
 
-constexpr uint32_t PIPELINE_BYTES = STAGES_BYTES - ACCUMULATORS_BYTES;
+constexpr uint32_t PIPELINE_BYTES = NUM_STAGES * STAGE_BYTES;
 constexpr uint32_t PAGES_BYTES = 8192, SCHEDULE_BYTES = 20 * MAX_SEQUENCES + 64;
 
-// Accumulators of packed weights, of each warp.
+// With packed weights, accumulators and activations are behind the pipeline.
 #ifdef DISTMK_PACKED
-#define DISTMK_PACKED_OVERLAYS(X) X(ACCUMULATORS, STAGES, PIPELINE_BYTES, ACCUMULATORS_BYTES, SLABS)
+constexpr uint32_t GEMV_ACCUMULATORS_BYTES = ACCUMULATORS_BYTES / 2,
+                   GEMV_ACCUMULATORS_BEGIN = STAGES_BYTES - GEMV_ACCUMULATORS_BYTES,
+                   ACCUMULATORS_BEGIN = STAGES_BYTES - ACCUMULATORS_BYTES;
+#define DISTMK_PACKED_OVERLAYS(X)                                                       \
+  /* accumulators of each thread */                                                     \
+  X(ACCUMULATORS, STAGES, ACCUMULATORS_BEGIN, ACCUMULATORS_BYTES, SLAB | HEAD | ARGMAX) \
+  X(GEMV_ACCUMULATORS, STAGES, GEMV_ACCUMULATORS_BEGIN, GEMV_ACCUMULATORS_BYTES, GEMV)  \
+  /* input vector of a GEMV */                                                          \
+  X(GEMV_INPUT, STAGES, PIPELINE_BYTES, GEMV_ACCUMULATORS_BEGIN - PIPELINE_BYTES, GEMV) \
+  /* factors of the norm before a slab */                                               \
+  X(NORM_FACTORS, STAGES, PIPELINE_BYTES, ACCUMULATORS_BEGIN - PIPELINE_BYTES, SLAB | HEAD | ARGMAX)
 #else
-#define DISTMK_PACKED_OVERLAYS(X)
+#define DISTMK_PACKED_OVERLAYS(X) \
+  /* input vector of a GEMV */    \
+  X(GEMV_INPUT, WORK, 0, WORK_BYTES, GEMV)
 #endif
 
 // For each overlay: a comment on its contents, then its name, region, first byte in the region, size in bytes and
@@ -56,8 +68,6 @@ constexpr uint32_t PAGES_BYTES = 8192, SCHEDULE_BYTES = 20 * MAX_SEQUENCES + 64;
   /* pipeline stages from loader to consumers: weights, or keys and values of a split */    \
   X(PIPELINE_STAGES, STAGES, 0, PIPELINE_BYTES, SLABS | SPLIT | SAMPLING | OWN_BODY)        \
   DISTMK_PACKED_OVERLAYS(X)                                                                 \
-  /* input vector of a GEMV */                                                              \
-  X(GEMV_INPUT, WORK, 0, WORK_BYTES, GEMV)                                                  \
   /* best token of each thread, by row */                                                   \
   X(THREAD_CANDIDATES, WORK, 0, WORK_BYTES, HEAD | ARGMAX)                                  \
   /* partial sums of each warp: one round, or two of half as many tokens */                 \

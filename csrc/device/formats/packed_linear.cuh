@@ -4,7 +4,6 @@
 // packed weights.
 #pragma once
 #ifdef DISTMK_PACKED
-#include "device/formats/all.cuh"
 #include "device/formats/packed_mainloop.cuh"
 #include "device/linear/linear.cuh"
 
@@ -17,34 +16,6 @@ DISTMK_FN float token_scale(const PackedLinearArgs& args, uint32_t token) {
 }
 
 namespace linear {
-
-// What a task needs to know of a format besides its tiles.
-struct FormatTraits {
-  StageShape stage;
-  bool has_row_scales;
-  uint32_t even_scale, odd_scale;  // pairs by which activations are multiplied
-  bool takes_halves;
-};
-template <class F>
-DISTMK_FN FormatTraits traits_of() {
-  using C = typename F::Constants;
-  static_assert(K_TILE == 1 << 8, "");
-  return {{C::TILES_PER_STAGE * K_TILE, 8, C::TILE_ROW_BYTES, C::TILE_SCALE_BYTES},
-          C::HAS_ROW_SCALES,
-          pair_of_powers(F::EVEN_POWER),
-          pair_of_powers(F::ODD_POWER),
-          F::TAKES_HALVES};
-}
-DISTMK_FN FormatTraits traits_of(uint32_t format) {
-  switch (format) {
-    default:
-#define DISTMK_CASE(Name) \
-  case Name##Format::ID:  \
-    return traits_of<Name##Tiles>();
-      DISTMK_PACKED_FORMATS(DISTMK_CASE)
-#undef DISTMK_CASE
-  }
-}
 
 // Bytes of a slab's tiles. The scales of its rows are behind them.
 DISTMK_FN uint64_t tiles_bytes(const StageShape& stage, uint32_t rows, uint32_t k_pitch) {
@@ -81,37 +52,85 @@ struct RowFactors<PackedLinearArgs> {
 // Makes activations that were loaded from column `k_begin` of X on ready for the products. keeps_squares: adds to their
 // sums of squares, beginning at 0 if `is_first`.
 template <bool ALIGNED, uint32_t N_TILES>
-DISTMK_FN void finish_activations(const Context& context, const PackedLinearArgs& args, uint32_t k_begin,
+DISTMK_FN void finish_activations(const PackedLinearArgs& args, const NormFactors<ALIGNED>& norm, uint32_t k_begin,
                                   bool keeps_squares, bool is_first, FragmentB<N_TILES>& x) {
   if (ALIGNED) zero_outside(x, args.k, k_begin);
   if (keeps_squares) add_squares(x, is_first);
-  // The address is resolved here, because there are no registers to keep it in.
-  if (args.norm) multiply_by_norm<ALIGNED>(x, context.at<float>(args.norm), args.k, k_begin);
-  const FormatTraits traits = traits_of(args.format);
-  scale_pairs(x, traits.even_scale, traits.odd_scale);
-  if (traits.takes_halves) order_in_halves(x);
+  if (args.norm) norm.multiply(x, k_begin);
+  const FormatTraits& traits = traits_of(args.format);
+  for_chunks(x, [&](uint4& chunk) { chunk = scaled_pairs(chunk, traits.even_scale, traits.odd_scale); });
+  if (traits.takes_halves) for_chunks(x, [](uint4& chunk) { chunk = in_halves(chunk); });
 }
 
-// GEMV path, for aligned activations. The first M block leaves them in shared memory as the others take them.
+// GEMV path: most K blocks of a token's activations. With a norm, its factors are in registers.
+constexpr uint32_t MAX_PACKED_GEMV_BLOCKS = overlay_bytes(Overlay::GEMV_INPUT) / (K_BLOCK * sizeof(__nv_bfloat16)),
+                   MAX_NORMED_GEMV_BLOCKS = 4;
+DISTMK_FN bool fits_packed_gemv(const PackedLinearArgs& args, uint32_t num_tokens) {
+  return num_tokens == 1 && args.k_pitch <= (args.norm ? MAX_NORMED_GEMV_BLOCKS : MAX_PACKED_GEMV_BLOCKS) * K_BLOCK &&
+         args.epilogue != static_cast<uint32_t>(Epilogue::ARGMAX);
+}
+
+// Waits for a token's activations, and leaves up to BLOCKS K blocks of them in shared memory, ready for the products. A
+// lane has a chunk of each block. False: the task does not run.
+template <uint32_t BLOCKS, bool HAS_NORM>
+DISTMK_FN bool stage_packed_gemv(Context& context, const PackedLinearArgs& args,
+                                 FusedCombine<PackedLinearArgs>& fused_partials) {
+  const uint32_t lane_k = own_k_begin() + own_thread() % 32 * CHUNK_K;
+  ChunkFactors factors[BLOCKS];
+  if constexpr (HAS_NORM)
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCKS; ++i)
+      factors[i].load(context.at<float>(args.norm) + min(i * K_BLOCK + lane_k - args.lead, args.k - CHUNK_K));
+  if (args.polls_x)
+    context.begin_polling();
+  else if (!context.inputs_ready())
+    return false;
+  if (fused_partials.is_there())
+    fused_partials.combine_to_shared(gemv_input());
+  else
+    stage_gemv_input<BLOCKS>(context, activations_of(context, args, 1), args.polls_x, own_k_begin(), args.lead);
+  context.inputs_polled();
+  const FormatTraits& traits = traits_of(args.format);
+  float squares = 0.0f;
+#pragma unroll
+  for (uint32_t i = 0; i < BLOCKS; ++i) {
+    if (i * K_BLOCK >= args.k_pitch) break;
+    auto* staged = reinterpret_cast<uint4*>(gemv_input() + i * K_BLOCK + lane_k);
+    uint4 chunk = i * K_BLOCK + lane_k - args.lead < args.k ? *staged : zero_chunk();
+    squares += square_of(chunk);
+    if constexpr (HAS_NORM) chunk = factors[i].times(chunk);
+    chunk = scaled_pairs(chunk, traits.even_scale, traits.odd_scale);
+    *staged = traits.takes_halves ? in_halves(chunk) : chunk;
+  }
+  if (args.applies_rms) {
+    squares = attention::warp_sum(squares);
+    if (own_thread() % 32 == 0) shared().squares[0][own_warp()] = squares;
+  }
+  __syncwarp();
+  return true;
+}
+DISTMK_FN bool stage_packed_gemv(Context& context, const PackedLinearArgs& args,
+                                 FusedCombine<PackedLinearArgs>& fused_partials) {
+  const bool is_short = args.k_pitch <= 2 * K_BLOCK;
+  if (args.norm)
+    return is_short ? stage_packed_gemv<2, true>(context, args, fused_partials)
+                    : stage_packed_gemv<MAX_NORMED_GEMV_BLOCKS, true>(context, args, fused_partials);
+  return is_short ? stage_packed_gemv<2, false>(context, args, fused_partials)
+                  : stage_packed_gemv<MAX_PACKED_GEMV_BLOCKS, false>(context, args, fused_partials);
+}
+
+// GEMV path, for aligned activations.
 DISTMK_FN void run_packed_gemv(Context& context, const PackedLinearArgs& args) {
   using Args = PackedLinearArgs;
   const uint32_t m_end = slab_rows(args);
   const EpilogueParams<Args> params{context, args, 1};
   ConsumerState consumer = consumer_state();
   RowFactors<Args>::prefetch(context, args);
-  const SharedAccumulators<1> accumulators;
+  static_assert(sizeof(Accumulators<1>) * NUM_CONSUMERS <= overlay_bytes(Overlay::GEMV_ACCUMULATORS), "");
+  const SharedAccumulators<1> accumulators(shared().at<Overlay::GEMV_ACCUMULATORS, float4>());
   FusedCombine<Args> fused_partials(context, args, args.polls_x, own_k_begin());
   mark(Mark::PREPARED);
-  if (args.polls_x)
-    context.begin_polling();
-  else if (!context.inputs_ready())
-    return store_consumer_state(consumer);
-  if (fused_partials.is_there())
-    fused_partials.combine_to_shared(gemv_input());
-  else
-    stage_gemv_input(context, activations_of(context, args, 1), args.polls_x, own_k_begin(), args.lead);
-  context.inputs_polled();
-  __syncwarp();
+  if (!stage_packed_gemv(context, args, fused_partials)) return store_consumer_state(consumer);
   mark(Mark::INPUTS);
 #pragma unroll 1
   for (uint32_t m = 0; m < m_end; m += M_BLOCK) {
@@ -119,17 +138,9 @@ DISTMK_FN void run_packed_gemv(Context& context, const PackedLinearArgs& args) {
 #pragma unroll 1
     for (uint32_t k = 0; k < args.k_pitch; k += K_BLOCK) {
       FragmentB<1> x;
-      auto* chunks = reinterpret_cast<uint4*>(gemv_input() + k + own_k_begin() + lane_column());
+      const auto* chunks = reinterpret_cast<const uint4*>(gemv_input() + k + own_k_begin() + lane_column());
 #pragma unroll
       for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) x.chunks[0][i] = chunks[4 * i];
-      if (m == 0) {
-        finish_activations<true>(context, args, k + own_k_begin() - args.lead, args.applies_rms, k == 0, x);
-        __syncwarp();  // all lanes have loaded their chunks, which eight lanes share
-#pragma unroll
-        for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
-          if (own_thread() % 32 / 4 == 0) chunks[4 * i] = x.chunks[0][i];
-        __syncwarp();
-      }
       if (m + k == 0) mark(Mark::FIRST);
       multiply_block<1>(args.format, x, epilogue.block, k == 0, min(K_BLOCK, args.k_pitch - k), consumer.stage,
                         accumulators);
@@ -152,7 +163,9 @@ DISTMK_FN void run_packed(Context& context, const PackedLinearArgs& args, uint32
   const EpilogueParams<Args> params{context, args, num_tokens};
   ConsumerState consumer = consumer_state();
   RowFactors<Args>::prefetch(context, args);
-  const SharedAccumulators<N_TILES> accumulators;
+  static_assert(sizeof(Accumulators<2>) * NUM_CONSUMERS <= overlay_bytes(Overlay::ACCUMULATORS), "");
+  const SharedAccumulators<N_TILES> accumulators(shared().at<Overlay::ACCUMULATORS, float4>());
+  const NormFactors<ALIGNED> norm(context, args);
   FragmentB<N_TILES> x;
   bool polls = ALIGNED && args.polls_x;
   mark(Mark::PREPARED);
@@ -174,7 +187,7 @@ DISTMK_FN void run_packed(Context& context, const PackedLinearArgs& args, uint32
         next.template load_published<ALIGNED>(context, polls, a, (k_end < args.k_pitch ? k_end : 0) + first);
       else
         x.template load_published<ALIGNED>(context, polls, a, k + first);
-      finish_activations<ALIGNED>(context, args, k + first, args.applies_rms && m == 0, k == 0, x);
+      finish_activations(args, norm, k + first, args.applies_rms && m == 0, k == 0, x);
       if (m + k == 0) mark(Mark::FIRST);
       multiply_block<N_TILES>(args.format, x, epilogue.block, k == 0, k_end - k, consumer.stage, accumulators);
       if constexpr (PREFETCHES) x = next;
@@ -235,7 +248,7 @@ DISTMK_FN void run_hot_variant(Context& context, const PackedLinearArgs& args, u
   const uint32_t num_tokens = linear::num_tokens(context.rank_state, args);
   if (variant)
     linear::run_packed<2, true>(context, args, num_tokens);
-  else if (linear::fits_gemv(args, num_tokens))
+  else if (linear::fits_packed_gemv(args, num_tokens))
     linear::run_packed_gemv(context, args);
   else
     linear::run_packed<1, true>(context, args, num_tokens);

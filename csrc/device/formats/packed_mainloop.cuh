@@ -1,71 +1,18 @@
 // Mainloop of linear layers with packed weights: C[m, n] = sum over k of W[m, k] X[n, k], as in mainloop.cuh, with
 // tiles that a format decodes (device/formats). A stage of the pipeline has up to TILES_PER_STAGE tiles of the format.
-//
-// Column k of X is column `lead` + k of W, because a row is stored in whole groups. In columns of W that X does not
-// have, activations are zero. Columns of X are counted in unsigned numbers, which wrap around before the first one.
 #pragma once
 #ifdef DISTMK_PACKED
-#include "device/formats/all.cuh"
+#include "device/formats/packed_inputs.cuh"
 
 namespace distmk {
 namespace linear {
-
-// warp_k_begin(), opaque as own_warp() is.
-DISTMK_FN uint32_t own_k_begin() { return own_warp() * K_TILE; }
-// The first column of this lane's chunk in every LOAD_K columns.
-DISTMK_FN uint32_t lane_column() { return opaque(threadIdx.x) % 4 * CHUNK_K; }
-
-// Zeroes the columns of a tile outside of X. It was loaded from column `k_begin` of X on, in whole chunks.
-template <uint32_t N_TILES>
-DISTMK_FN void zero_outside(FragmentB<N_TILES>& x, uint32_t k, uint32_t k_begin) {
-  if (k_begin < k && k_begin + K_TILE <= k) return;
-  const uint32_t first = k_begin + lane_column();
-#pragma unroll
-  for (auto& token : x.chunks)
-#pragma unroll
-    for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i)
-      if (first + i * LOAD_K >= k) token[i] = zero_chunk();
-}
-
-DISTMK_FN uint32_t multiply_rounded(uint32_t pair, float low, float high) {
-  return pack_bf16(low_of_pair(pair) * low, high_of_pair(pair) * high);
-}
-
-// Multiplies the columns of a tile by their factors `norm`, and rounds to bf16. `k_begin`: as in zero_outside().
-template <bool ALIGNED, uint32_t N_TILES>
-DISTMK_FN void multiply_by_norm(FragmentB<N_TILES>& x, const float* norm, uint32_t k, uint32_t k_begin) {
-  const uint32_t first = k_begin + lane_column();
-#pragma unroll
-  for (uint32_t i = 0; i < K_TILE / LOAD_K; ++i) {
-    const uint32_t column = first + i * LOAD_K;
-    float factors[CHUNK_K];
-    if constexpr (ALIGNED) {
-      const auto* from = reinterpret_cast<const float4*>(norm + min(column, k - CHUNK_K));
-      const float4 first = from[0], second = from[1];
-      const float loaded[CHUNK_K] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-#pragma unroll
-      for (uint32_t j = 0; j < CHUNK_K; ++j) factors[j] = loaded[j];
-    } else {
-#pragma unroll
-      for (uint32_t j = 0; j < CHUNK_K; ++j) factors[j] = column + j < k ? norm[column + j] : 0.0f;
-    }
-#pragma unroll
-    for (auto& token : x.chunks) {
-      uint4& chunk = token[i];
-      chunk = {multiply_rounded(chunk.x, factors[0], factors[1]), multiply_rounded(chunk.y, factors[2], factors[3]),
-               multiply_rounded(chunk.z, factors[4], factors[5]), multiply_rounded(chunk.w, factors[6], factors[7])};
-    }
-  }
-}
 
 // The accumulators of this lane for an M block, in shared memory: registers cannot be indexed by a variable, and two N
 // tiles of activations leave too few.
 template <uint32_t N_TILES>
 class SharedAccumulators {
  public:
-  DISTMK_FN SharedAccumulators() : own_(shared().at<Overlay::ACCUMULATORS, float4>() + opaque(threadIdx.x)) {
-    static_assert(sizeof(Accumulators<2>) * NUM_CONSUMERS <= overlay_bytes(Overlay::ACCUMULATORS), "");
-  }
+  DISTMK_FN explicit SharedAccumulators(float4* all) : own_(all + opaque(threadIdx.x)) {}
   DISTMK_FN void load(uint32_t m_tile, MTileAccumulators<N_TILES>& acc) const {
 #pragma unroll
     for (uint32_t n = 0; n < N_TILES; ++n) {

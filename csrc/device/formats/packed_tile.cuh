@@ -3,7 +3,7 @@
 //   Constants  the numbers of its tiles (abi.h).
 //   EVEN_POWER, ODD_POWER  powers of two by which activations are multiplied: pairs of columns that b0 of an mma takes
 //              by the first, those of b1 by the second. Then all sums are in units of 1 / SUM_FACTOR.
-//   TAKES_HALVES  whether activations are ordered by order_in_halves().
+//   TAKES_HALVES  whether activations are ordered by in_halves() (packed_inputs.cuh).
 //   Prepared   what else it needs of the activations of a K block.
 //   prepare    computes that from scaled activations.
 //   multiply   acc += tile * activations, for one tile and this warp's lanes.
@@ -106,34 +106,6 @@ class PackedTile {
   const char *even_, *odd_, *scales_;
   uint32_t g_;
 };
-
-// Multiplies the activations of a K tile by powers of two: the pairs of chunks that b0 of an mma takes by `even`, those
-// of b1 by `odd`.
-template <uint32_t N_TILES>
-DISTMK_FN void scale_pairs(FragmentB<N_TILES>& x, uint32_t even, uint32_t odd) {
-#pragma unroll
-  for (auto& token : x.chunks)
-#pragma unroll
-    for (uint4& chunk : token)
-      chunk = {multiply_pairs(chunk.x, even), multiply_pairs(chunk.y, odd), multiply_pairs(chunk.z, even),
-               multiply_pairs(chunk.w, odd)};
-}
-
-// Orders the activations of a K tile so that an mma multiplies 16 consecutive columns. A chunk of lane t is columns 8 t
-// to 8 t + 7 of 32; lanes t and t + 2 exchange halves of theirs. Then lane t has columns 4 p to 4 p + 3 and 16 + 4 p to
-// 16 + 4 p + 3, with p = 0, 2, 1, 3.
-template <uint32_t N_TILES>
-DISTMK_FN void order_in_halves(FragmentB<N_TILES>& x) {
-  const bool upper = opaque(threadIdx.x) % 4 < 2;
-#pragma unroll
-  for (auto& token : x.chunks)
-#pragma unroll
-    for (uint4& chunk : token) {
-      const uint32_t first = __shfl_xor_sync(~0u, upper ? chunk.z : chunk.x, 2),
-                     second = __shfl_xor_sync(~0u, upper ? chunk.w : chunk.y, 2);
-      chunk = upper ? uint4{chunk.x, chunk.y, first, second} : uint4{first, second, chunk.z, chunk.w};
-    }
-}
 
 // acc += a * the activations of step `step` of a K tile's 16.
 template <uint32_t N_TILES>

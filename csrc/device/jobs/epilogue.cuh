@@ -13,13 +13,15 @@ DISTMK_FN uint32_t num_features(const LinearJobsArgs& args) {
 }
 
 // Fills the table of a job's output features, one row per thread. The output begins `begin_bytes` after the stages'
-// beginning.
+// beginning. A job that has no features has one entry, as FeaturePair reads the first one in place of those that do not
+// exist.
 DISTMK_FN void write_features(const JobPlan& job, uint32_t begin_bytes, const float* bias, FeatureTable& table) {
   const uint32_t row = threadIdx.x, in_tile = row % M_TILE;
   if (row / M_TILE >= job.num_tiles) return;
   const JobTile tile = job.tiles[row / M_TILE];
-  if (in_tile >= tile.features.count) return;
   const uint32_t at = begin_bytes / sizeof(float) + row;
+  if (row == 0 && !job.features.count) table[0] = {at, at, 0.0f, 0.0f};
+  if (in_tile >= tile.features.count) return;
   Feature found{at, at + tile.features.count, 0.0f, 0.0f};
   if (bias && job.k_split == 0) found.bias = bias[tile.bias + in_tile], found.up_bias = bias[tile.up_bias + in_tile];
   table[tile.features.begin + in_tile - job.features.begin] = found;

@@ -106,6 +106,7 @@ struct Rings : RowFactors {
     if (i < MAX_B_SLOTS) barrier_init(&b_full[i], 1), barrier_init(&b_empty[i], ALL_WARPS);
     if (i < 2) barrier_init(&jobs[i].planned, WARP_ARRIVALS), barrier_init(&jobs[i].stored, ALL_WARPS);
     if (i == 2) barrier_init(&ready, WARP_ARRIVALS);
+    if (i == 3) forget(features);
     barrier_init_done();
   }
   // Ends the barriers' life, so that their memory can hold other data.

@@ -40,32 +40,34 @@ DISTMK_FN void poll_by_warp(const Context& context, bool polls, const __nv_bfloa
   }
 }
 
-constexpr uint32_t MAX_GEMV_BLOCKS = overlay_bytes(Overlay::GEMV_INPUT) / (K_BLOCK * sizeof(__nv_bfloat16));
+constexpr uint32_t MAX_GEMV_BLOCKS = WORK_BYTES / (K_BLOCK * sizeof(__nv_bfloat16));
+static_assert(MAX_GEMV_BLOCKS * K_BLOCK * sizeof(__nv_bfloat16) <= overlay_bytes(Overlay::GEMV_INPUT), "");
 
-// GEMV path: the token's activations in shared memory, [MAX_GEMV_BLOCKS][K_BLOCK]. A warp writes and reads only its own
-// K tile of each block.
+// GEMV path: the token's activations in shared memory, [blocks][K_BLOCK]. A warp writes and reads only its own K tile
+// of each block.
 DISTMK_FN __nv_bfloat16* gemv_input() { return shared().at<Overlay::GEMV_INPUT, __nv_bfloat16>(); }
 
-// Copies this warp's K tiles of all blocks to gemv_input(). `k_begin` is the warp's first column. All blocks take one
-// round trip to L2; loading each block on its own would take one per block. `lead`: columns of the weights before the
-// first one of X; what is copied for them is any column of X.
+// Copies this warp's K tiles of up to BLOCKS blocks to gemv_input(). `k_begin` is the warp's first column. All blocks
+// take one round trip to L2; loading each block on its own would take one per block. `lead`: columns of the weights
+// before the first one of X; what is copied for them is any column of X.
+template <uint32_t BLOCKS = MAX_GEMV_BLOCKS>
 DISTMK_FN void stage_gemv_input(const Context& context, const Activations& a, bool polls, uint32_t k_begin,
                                 uint32_t lead = 0) {
   static_assert(K_TILE == 32 * CHUNK_K, "a chunk a lane");
   __nv_bfloat16* staged = gemv_input();
   const uint32_t lane_k = k_begin + own_thread() % 32 * CHUNK_K;
-  uint4 chunks[MAX_GEMV_BLOCKS];
+  uint4 chunks[BLOCKS];
   poll_by_warp(context, polls, a.x + min(k_begin - lead, a.last_chunk), [&] {
     bool complete = true;
 #pragma unroll
-    for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i)
+    for (uint32_t i = 0; i < BLOCKS; ++i)
       chunks[i] = poll_load(reinterpret_cast<const uint4*>(a.x + min(i * K_BLOCK + lane_k - lead, a.last_chunk)));
 #pragma unroll
-    for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i) complete &= all_published(chunks[i]);
+    for (uint32_t i = 0; i < BLOCKS; ++i) complete &= all_published(chunks[i]);
     return complete;
   });
 #pragma unroll
-  for (uint32_t i = 0; i < MAX_GEMV_BLOCKS; ++i) *reinterpret_cast<uint4*>(staged + i * K_BLOCK + lane_k) = chunks[i];
+  for (uint32_t i = 0; i < BLOCKS; ++i) *reinterpret_cast<uint4*>(staged + i * K_BLOCK + lane_k) = chunks[i];
 }
 
 // Out of line, because it is rare and would otherwise be inlined for every chunk.

@@ -44,6 +44,8 @@ PARTITIONS = (
 )
 PAIRED = (Partition(187 * 3 + 1, 3, 2), Partition(4 * 46 + 24, 5, 2, 1, 24), Partition(12, 2, 2))
 PACKED_K = (64, 320, 576, 2112)
+# The last slab has one M tile where the other one has two, and ends at an odd row: a job has no rows.
+NO_ROWS = Partition(M_TILE + 2 + M_TILE - 1, 2, 2)
 # More M tiles for each of 16 workers than a job has, and a few left.
 MANY_TILES = Partition(16 * 9 * M_TILE - 7, 1, 2)
 # Enough M tiles for 16 workers to take N tiles of 256 tokens.
@@ -91,6 +93,7 @@ def cases(board: Board, error: float, all_k: tuple[int, ...]) -> Iterator[Case]:
     for rows in (1, 16, int(rng.integers(17, 65)), MAX_SEQUENCES, 0):
         yield case(rows, drawn(Epilogue.LOGITS))
     yield case(0, drawn(Epilogue.STORE))
+    yield case(int(rng.integers(1, 33)), Product(64, NO_ROWS, Epilogue.STORE))
 
 
 def packed_cases(board: Board, error: float, formats: Sequence[type[PackedTiles]]) -> Iterator[Case]:
@@ -109,6 +112,8 @@ def packed_cases(board: Board, error: float, formats: Sequence[type[PackedTiles]
         epilogues = (Epilogue.STORE, next(gated), Epilogue.PARTS)
         yield partial(_in_a_row, board, error, rows, tuple(drawn(found, epilogue) for epilogue in epilogues))
         yield partial(_in_a_row, board, error, int(rng.integers(1, 129)), (drawn(found, Epilogue.LOGITS),))
+    without_rows = Product(64, NO_ROWS, Epilogue.STORE, 1, formats[int(rng.integers(len(formats)))])
+    yield partial(_in_a_row, board, error, int(rng.integers(1, 65)), (without_rows,))
 
 
 def _large_cases(case: Callable[..., Case], rng: np.random.Generator, all_k: tuple[int, ...]) -> Iterator[Case]:
