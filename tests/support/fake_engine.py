@@ -111,6 +111,7 @@ class FakeEngine:
         self.template = ""  # what parsers are chosen by
         self.prompt_end = ""  # behind "assistant:"
         self.says: str | None = None  # what every answer is, instead of random words
+        self.fails_behind: int | None = None  # tokens of every request, which then fails alone
         self.num_cached_tokens = 0  # of every prompt that has so many
         self.num_submitted = 0
         self.num_cancelled = 0
@@ -252,6 +253,8 @@ class FakeEngine:
 
     def _token(self, slot: FakeSlot) -> TokenOutput:
         request, params, rng = slot.request, slot.request.params, slot.rng
+        if slot.num_tokens == self.fails_behind:
+            return TokenOutput(request.index, -1, "", "error", error="the constraint failed: ValueError: no such way")
         slot.num_tokens += 1
         ends = not params.ignore_eos and slot.num_tokens > max(1, params.min_tokens) and rng.random() < END_CHANCE
         if self.says is not None and slot.num_tokens == 1:

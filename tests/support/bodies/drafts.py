@@ -88,7 +88,7 @@ def accept(board: Board, is_job_batch: bool) -> None:
     for slot in rng.permutation(most)[: most // 3].tolist():
         has_token = bool(rng.random() < 0.8)
         num = int(rng.integers(1, 6)) if has_token else 0
-        if len(rows) + num + 2 > most:
+        if len(rows) + num + 3 > most:
             break
         position, draws = int(rng.integers(5, 40)), not has_token or bool(rng.integers(2))
         tokens = rng.integers(0, VOCAB, position + 1).tolist()
