@@ -15,6 +15,7 @@ from distmk.engine.request import Request
 from distmk.engine.request_queue import SubmittedBatch
 from distmk.engine.request_table import NO_TOKEN_LINE, RequestTable
 from distmk.engine.token_output import TokenOutput
+from distmk.errors import RankLostError
 
 LENGTH, PREEMPTED = FinishReason.LENGTH, FinishReason.PREEMPTED
 
@@ -62,8 +63,7 @@ class Constrained(Fed):
         deliver = self.got.append
 
         def log(output: TokenOutput | BaseException) -> None:
-            assert isinstance(output, TokenOutput)
-            self.log.append(f"got {output.token_id}")
+            self.log.append(f"got {output.token_id}" if isinstance(output, TokenOutput) else "failed")
             deliver(output)
 
         self.table.add(SubmittedBatch([request], log))
@@ -113,3 +113,15 @@ def test_one_without_an_allowed_token() -> None:
         (-1, "error", NO_TOKEN_LINE),
         (9, None, None),
     ]
+
+
+def test_one_whose_launch_failed_goes_on() -> None:
+    """In another launch, where its mask is that of the next token."""
+    fed, again = Constrained(), Constrained()
+    request = fed.constrained([1, 2, 3], [4, 5])
+    fed.take(0, 4)
+    fed.table.fail(RankLostError("rank 1 was lost"))
+    again.table.add(SubmittedBatch([request], again.got.append))
+    assert again.mask() == (4, [5])
+    again.take(0, 5, LENGTH)
+    assert request.token_ids == [4, 5] and request.finish_reason == "length"
