@@ -241,7 +241,7 @@ class FakeEngine:
             batch = list(self._running)
             self._totals["num_iterations"] += bool(batch)
         for slot in batch:
-            output = self._token(slot)
+            output = self._token(slot) if slot.num_tokens != self.fails_behind else _failure(slot)
             with self._lock:
                 if slot not in self._running:
                     continue  # cancelled meanwhile
@@ -253,8 +253,6 @@ class FakeEngine:
 
     def _token(self, slot: FakeSlot) -> TokenOutput:
         request, params, rng = slot.request, slot.request.params, slot.rng
-        if slot.num_tokens == self.fails_behind:
-            return TokenOutput(request.index, -1, "", "error", error="the constraint failed: ValueError: no such way")
         slot.num_tokens += 1
         ends = not params.ignore_eos and slot.num_tokens > max(1, params.min_tokens) and rng.random() < END_CHANCE
         if self.says is not None and slot.num_tokens == 1:
@@ -287,6 +285,11 @@ class FakeEngine:
             made[ranked[-1]] = make_logprob(ranked[-1], -math.inf, len(ranked), speller)
         speller.push(token_id)
         return made
+
+
+def _failure(slot: FakeSlot) -> TokenOutput:
+    """The end of a request that fails alone."""
+    return TokenOutput(slot.request.index, -1, "", "error", error="the constraint failed: ValueError: no such way")
 
 
 def _content(message: Mapping[str, Any], what: str) -> str:
