@@ -111,10 +111,10 @@ class FakeEngine:
         self.template = ""  # what parsers are chosen by
         self.prompt_end = ""  # behind "assistant:"
         self.says: str | None = None  # what every answer is, instead of random words
-        self.fails_behind: int | None = None  # tokens of every request, which then fails alone
         self.num_cached_tokens = 0  # of every prompt that has so many
         self.num_submitted = 0
         self.num_cancelled = 0
+        self.fails_behind: int | None = None  # tokens of every request, which then fails alone
         self.params: list[SamplingParams] = []  # of all requests so far
         self.prompts: list[list[int]] = []
         self._eos = self.tokenizer.encode(EOS)[0]
