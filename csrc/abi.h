@@ -6,7 +6,7 @@
 
 namespace distmk {
 
-constexpr uint64_t ABI_HASH = 16365078298658650193ull;
+constexpr uint64_t ABI_HASH = 4097135749438777399ull;
 constexpr uint64_t MAGIC = 3544415702239889732ull;
 constexpr uint32_t SPACE_SHIFT = 56u;
 constexpr uint32_t MAX_ROWS = 16u;
@@ -47,6 +47,8 @@ constexpr uint32_t MAX_BIASES = 300u;
 constexpr uint32_t MAX_BANNED = 84u;
 constexpr uint32_t TOKENS_PER_SEGMENT = 1024u;
 constexpr uint32_t COUNT_IN_PROMPT = 2147483648u;
+constexpr int32_t PENDING_TOKEN = -2;
+constexpr int32_t NO_TOKEN_ALLOWED = -3;
 constexpr uint32_t MARK_STEP_NS = 32u;
 constexpr uint32_t MARKED_TASKS = 64u;
 constexpr uint32_t MARKED_WORKERS = 256u;
@@ -60,7 +62,7 @@ enum class ActivationLayout : uint32_t { ROWS = 0, TILES = 1, LANE_TILES = 2 };
 
 enum class Epilogue : uint32_t { STORE = 0, ADD = 1, SWIGLU = 2, PUSH = 3, ARGMAX = 4, GEGLU = 5, PARTS = 6, LOGITS = 7 };
 
-enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3, PREEMPTED = 4 };
+enum class FinishReason : uint32_t { NONE = 0, STOP = 1, LENGTH = 2, ABORT = 3, PREEMPTED = 4, ERROR = 5 };
 
 enum class CommandKind : uint32_t { ADD = 0, CANCEL = 1, FINISH = 2 };
 
@@ -70,7 +72,7 @@ enum class Mark : uint32_t { TASK = 0, TIME = 1, ENTERED = 2, PREPARED = 3, INPU
 
 enum class RowSample : uint32_t { NONE = 0, GREEDY = 1, DRAW = 2, SCORE = 3, VERIFY = 4 };
 
-enum class SamplingFlag : uint32_t { PENALTIES = 1, MASK = 2, SEEDED = 4 };
+enum class SamplingFlag : uint32_t { PENALTIES = 1, SEEDED = 2 };
 
 enum class DraftSource : uint32_t { EARLIEST = 0, LATEST = 1, GIVEN = 2 };
 
@@ -449,6 +451,7 @@ static_assert(offsetof(Candidate, token) == 4);
 struct SlotSampling {
   uint64_t tokens;
   uint64_t biases;
+  uint64_t mask;
   uint64_t seed;
   float temperature;  // below 1e-5: the best token
   float top_p;  // 1: all tokens
@@ -467,26 +470,35 @@ struct SlotSampling {
   uint32_t num_counted;
   uint32_t reserved;
 };
-static_assert(sizeof(SlotSampling) == 88);
+static_assert(sizeof(SlotSampling) == 96);
 static_assert(offsetof(SlotSampling, tokens) == 0);
 static_assert(offsetof(SlotSampling, biases) == 8);
-static_assert(offsetof(SlotSampling, seed) == 16);
-static_assert(offsetof(SlotSampling, temperature) == 24);
-static_assert(offsetof(SlotSampling, top_p) == 28);
-static_assert(offsetof(SlotSampling, min_p) == 32);
-static_assert(offsetof(SlotSampling, repetition_penalty) == 36);
-static_assert(offsetof(SlotSampling, presence_penalty) == 40);
-static_assert(offsetof(SlotSampling, frequency_penalty) == 44);
-static_assert(offsetof(SlotSampling, top_k) == 48);
-static_assert(offsetof(SlotSampling, prompt_len) == 52);
-static_assert(offsetof(SlotSampling, min_tokens) == 56);
-static_assert(offsetof(SlotSampling, num_biases) == 60);
-static_assert(offsetof(SlotSampling, num_banned) == 64);
-static_assert(offsetof(SlotSampling, num_logprobs) == 68);
-static_assert(offsetof(SlotSampling, num_prompt_logprobs) == 72);
-static_assert(offsetof(SlotSampling, flags) == 76);
-static_assert(offsetof(SlotSampling, num_counted) == 80);
-static_assert(offsetof(SlotSampling, reserved) == 84);
+static_assert(offsetof(SlotSampling, mask) == 16);
+static_assert(offsetof(SlotSampling, seed) == 24);
+static_assert(offsetof(SlotSampling, temperature) == 32);
+static_assert(offsetof(SlotSampling, top_p) == 36);
+static_assert(offsetof(SlotSampling, min_p) == 40);
+static_assert(offsetof(SlotSampling, repetition_penalty) == 44);
+static_assert(offsetof(SlotSampling, presence_penalty) == 48);
+static_assert(offsetof(SlotSampling, frequency_penalty) == 52);
+static_assert(offsetof(SlotSampling, top_k) == 56);
+static_assert(offsetof(SlotSampling, prompt_len) == 60);
+static_assert(offsetof(SlotSampling, min_tokens) == 64);
+static_assert(offsetof(SlotSampling, num_biases) == 68);
+static_assert(offsetof(SlotSampling, num_banned) == 72);
+static_assert(offsetof(SlotSampling, num_logprobs) == 76);
+static_assert(offsetof(SlotSampling, num_prompt_logprobs) == 80);
+static_assert(offsetof(SlotSampling, flags) == 84);
+static_assert(offsetof(SlotSampling, num_counted) == 88);
+static_assert(offsetof(SlotSampling, reserved) == 92);
+
+struct TokenMask {
+  uint64_t position;
+  uint64_t reserved;
+};
+static_assert(sizeof(TokenMask) == 16);
+static_assert(offsetof(TokenMask, position) == 0);
+static_assert(offsetof(TokenMask, reserved) == 8);
 
 struct Bias {
   int32_t token;
@@ -526,7 +538,7 @@ struct RequestEntry {
   uint32_t num_scores;
   SlotSampling sampling;
 };
-static_assert(sizeof(RequestEntry) == 136);
+static_assert(sizeof(RequestEntry) == 144);
 static_assert(offsetof(RequestEntry, id) == 0);
 static_assert(offsetof(RequestEntry, prompt_len) == 4);
 static_assert(offsetof(RequestEntry, max_new) == 8);
@@ -841,8 +853,9 @@ struct HostCounts {
   uint32_t num_running;
   uint32_t num_free_pages;
   DraftTotals drafts;
+  uint64_t num_repeated_rows;
 };
-static_assert(sizeof(HostCounts) == 192);
+static_assert(sizeof(HostCounts) == 200);
 static_assert(offsetof(HostCounts, commands) == 0);
 static_assert(offsetof(HostCounts, commands_done) == 8);
 static_assert(offsetof(HostCounts, tokens) == 16);
@@ -851,6 +864,7 @@ static_assert(offsetof(HostCounts, iterations) == 32);
 static_assert(offsetof(HostCounts, num_running) == 40);
 static_assert(offsetof(HostCounts, num_free_pages) == 44);
 static_assert(offsetof(HostCounts, drafts) == 48);
+static_assert(offsetof(HostCounts, num_repeated_rows) == 192);
 
 struct LaunchParams {
   uint64_t program;  // the program that has the first turn
@@ -1308,7 +1322,7 @@ struct SampleRowArgs {
   uint64_t logits;  // f32 [num_rows, num_ranks, section_stride]
   uint64_t slots;  // SlotSampling [num_slots]
   uint64_t counts;  // u32 [num_slots, vocab]
-  uint64_t mask;  // u32 [num_slots, ceil(vocab / 32)], bit t % 32 of word t / 32: token t is allowed
+  uint64_t mask;  // u32 [mask_vector_words], of this row
   uint64_t adjusted;  // f32 [num_ranks, section_stride], of this row
   uint64_t drawn;  // Candidate
   uint64_t record;  // LogprobRecord

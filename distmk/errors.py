@@ -41,6 +41,10 @@ class BrokenOutputError(OutputError):
     exit_code = 128 + 13  # the status that a shell shows for SIGPIPE
 
 
+class RequestError(DistmkError):
+    """A request that failed alone (finish reason error); the engine goes on."""
+
+
 class CheckError(DistmkError):
     """A program that `check` could not prove correct; the text names tasks, events, buffers and ranks."""
 

@@ -39,7 +39,7 @@ DISTMK_FN int32_t token_given(const Context& context, const AcceptDraftsArgs& ar
   return best.token;
 }
 
-// A thread takes the run of a sequence.
+// A thread takes the run of a sequence. A constrained sequence, which has no drafts, may get no token.
 DISTMK_FN void accept_drafts(Context& context, const AcceptDraftsArgs& args) {
   const SampledRows rows(context.rank_state, args);
   DISTMK_NO_UNROLL
@@ -52,6 +52,7 @@ DISTMK_FN void accept_drafts(Context& context, const AcceptDraftsArgs& args) {
     DISTMK_NO_UNROLL
     for (uint32_t index = first;; ++index) {
       const int32_t token = token_given(context, args, index, row);
+      if (token < 0) break;
       const uint32_t position = static_cast<uint32_t>(row.position) + 1;
       tokens[position] = token;
       drafts.num_tokens = position + 1;

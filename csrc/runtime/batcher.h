@@ -94,7 +94,7 @@ class BasicBatcher {
   }
   DISTMK_FN uint32_t step_bits(bool has_batch) const {
     return has_batch * HAS_BATCH + (has_batch && state_.pages_changed) * HAS_PAGES +
-           reported_.any_record() * HAS_RECORDS;
+           reported_.with_record.any() * HAS_RECORDS;
   }
 
   // Returns whether there is a batch.
@@ -145,7 +145,7 @@ class BasicBatcher {
     return NEAR ? sequences_.near(row.slot) : sequences_[row.slot];
   }
 
-  // The token that was drawn for the row, or else its best token.
+  // The token that was drawn for the row, or else its best token. A row of a constrained sequence may have none.
   template <bool NEAR>
   DISTMK_FN int32_t token_of_row(uint32_t index, const BatchRow& row) const {
     if (args_.drawn && row.sample == static_cast<int32_t>(RowSample::DRAW))
@@ -154,43 +154,51 @@ class BasicBatcher {
     return best_token_of_row(candidates_, index, args_.num_ranks, num_rows);
   }
 
-  // Returns whether each row gave a token and no sequence finished. `TOGETHER`: all threads of the team take rows, and
-  // TeamBatcher does what follows from their events.
-  template <bool NEAR, bool TOGETHER = false>
+  // The sampled rows of the last iteration.
+  template <bool NEAR>
+  DISTMK_FN const BatchRow* last_rows() const {
+    return NEAR || !batch_.num_job_rows ? batch_.rows : context_.at<const JobBatch>(args_.batch)->rows;
+  }
+  // Gives its sequence the token of a row, if it has one. Returns the row's event, with PENDING_TOKEN if the row has
+  // none.
+  template <bool NEAR>
+  DISTMK_FN TokenEvent take_row(uint32_t index, const BatchRow& row) const {
+    Sequence& sequence = sequence_of<NEAR>(row);
+    const TokenLimits limits(sequence, request_of(sequence));
+    const bool is_score = row.sample == static_cast<int32_t>(RowSample::SCORE);
+    const int32_t token = is_score ? -1 : token_of_row<NEAR>(index, row);
+    const FinishReason finish = finish_reason(limits, token);
+    if (token >= 0) sequence.last_token = token;
+    const bool has_record = (token >= 0 ? limits.reports_logprobs : is_score) && context_.params().logprobs;
+    return {limits.id, token, static_cast<uint16_t>(finish), has_record, static_cast<uint32_t>(iteration_ - 1)};
+  }
+  static DISTMK_FN bool has_ended(const TokenEvent& event) {
+    return event.finish != static_cast<uint16_t>(FinishReason::NONE);
+  }
+  // Returns whether each row gave a token and no sequence finished.
+  template <bool NEAR>
   DISTMK_FN bool take_tokens() {
     const uint32_t num_running = state_.num_running;
-    const BatchRow* rows = NEAR || !batch_.num_job_rows ? batch_.rows : context_.at<const JobBatch>(args_.batch)->rows;
-    const uint32_t first = TOGETHER ? context_.team.index : 0, stride = TOGETHER ? context_.team.size : 1;
+    const BatchRow* rows = last_rows<NEAR>();
     uint32_t num_tokens = 0;
     DISTMK_NO_UNROLL
-    for (uint32_t index = first; index < batch_.num_rows; index += stride) {
+    for (uint32_t index = 0; index < batch_.num_rows; ++index) {
       const BatchRow row = rows[index];
-      if (!row.sample) {
-        reported_.without_event |= 1u << index;
+      if (!row.sample) continue;
+      const TokenEvent event = take_row<NEAR>(index, row);
+      if (event.token == PENDING_TOKEN) {
+        repeat(row);
         continue;
       }
-      Sequence& sequence = sequence_of<NEAR>(row);
-      const TokenLimits limits(sequence, request_of(sequence));
-      const bool is_score = row.sample == static_cast<int32_t>(RowSample::SCORE);
-      int32_t token = -1;
-      FinishReason finish = FinishReason::NONE;
-      if (!is_score) {
-        sequence.last_token = token = token_of_row<NEAR>(index, row);
-        finish = finish_reason(limits, token);
-        ++num_tokens;
-      }
-      const bool has_record = (is_score || limits.reports_logprobs) && context_.params().logprobs;
-      if constexpr (TOGETHER) {
-        rings_.set(index, limits.id, token, finish, iteration_ - 1, has_record);
-      } else {
-        reported_.add(has_record);
-        rings_.add(limits.id, token, finish, iteration_ - 1, has_record);
-        if (finish != FinishReason::NONE) release(static_cast<uint32_t>(row.slot));
-      }
+      num_tokens += event.token >= 0;
+      reported_.add(index, event.has_logprobs);
+      rings_.add(event);
+      if (has_ended(event)) release(static_cast<uint32_t>(row.slot));
     }
     return state_.num_running == num_running && num_tokens == batch_.num_rows;
   }
   DISTMK_FN FinishReason finish_reason(const TokenLimits& limits, int32_t token) const {
+    if (token < 0) return token == NO_TOKEN_ALLOWED ? FinishReason::ERROR : FinishReason::NONE;
     if (!limits.ignore_eos && is_end_token(context_.params(), token)) return FinishReason::STOP;
     const bool is_full = limits.num_new == limits.max_new || limits.position == args_.max_positions;
     return is_full ? FinishReason::LENGTH : FinishReason::NONE;
@@ -208,6 +216,12 @@ class BasicBatcher {
       row.position = static_cast<int32_t>(sequence.position++);
       ++batch_.runs[i].kv_len;
     }
+  }
+
+  // The next iteration computes a row again that was not drawn. It overwrites keys and values with the same values.
+  DISTMK_FN void repeat(const BatchRow& row) {
+    pages_.shrink(static_cast<uint32_t>(row.slot), static_cast<uint32_t>(row.position));
+    rings_.count_repeated();
   }
 
   DISTMK_FN void release(uint32_t slot) {

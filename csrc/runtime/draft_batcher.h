@@ -5,19 +5,6 @@
 
 namespace distmk {
 
-// Rows of the last iteration that have events, and those with records, a bit each. The step's first events belong to
-// these rows, in order.
-struct EventRows {
-  uint64_t with_event[2] = {0, 0}, with_record[2] = {0, 0};
-  static_assert(MAX_SEQUENCES <= 128, "");
-
-  DISTMK_FN bool any_record() const { return with_record[0] | with_record[1]; }
-  DISTMK_FN void add(uint32_t row, bool has_record) {
-    with_event[row / 64] |= uint64_t{1} << row % 64;
-    with_record[row / 64] |= static_cast<uint64_t>(has_record) << row % 64;
-  }
-};
-
 class DraftBatcher : public BasicBatcher<true> {
  public:
   DISTMK_FN DraftBatcher(Context& context, const SchedulerStepArgs& args, const BatcherMemory& memory,
@@ -37,22 +24,7 @@ class DraftBatcher : public BasicBatcher<true> {
     if (begin_ns && num_tokens_) Pace::add(pace, num_sequences_, num_rows_before_, num_tokens_, now - begin_ns);
     if (has_batch) draft_pace(context_, args_, program_).begin_ns = now;
     rings_.count();
-    return has_batch * HAS_BATCH + (has_batch && state_.pages_changed) * HAS_PAGES + events_.any_record() * HAS_RECORDS;
-  }
-  DISTMK_FN void copy_records() const {
-    const Team& team = context_.team;
-    const auto* records = context_.at<LogprobRecord>(args_.logprobs);
-    auto* ring = reinterpret_cast<LogprobRecord*>(context_.params().logprobs);
-    uint32_t place = team.from_leader(rings_.first_place());
-    DISTMK_NO_UNROLL
-    for (uint32_t row = 0; row < MAX_SEQUENCES; ++row) {
-      const auto has = [&](const uint64_t* bits) {
-        return team.from_leader(static_cast<uint32_t>(bits[row / 64] >> row % 64 & 1));
-      };
-      if (!has(events_.with_event)) continue;
-      if (has(events_.with_record)) copy_bytes(team, ring + place, records + row, sizeof(LogprobRecord));
-      if (++place == context_.params().token_capacity) place = 0;
-    }
+    return step_bits(has_batch);
   }
   DISTMK_FN void publish() const {
     if (verified_) reinterpret_cast<HostCounts*>(context_.params().host_counts)->drafts = draft_totals(context_, args_);
@@ -60,7 +32,6 @@ class DraftBatcher : public BasicBatcher<true> {
   }
 
  private:
-  EventRows events_;
   bool verified_ = false;
   // Of the last iteration; no tokens if it had rows of prompts.
   uint32_t num_sequences_ = 0, num_rows_before_ = 0, num_tokens_ = 0;
@@ -107,8 +78,12 @@ class DraftBatcher : public BasicBatcher<true> {
       Sequence& sequence = sequences_[slot];
       if (sequence.request < 0) continue;                         // it ended with a token before this one
       const auto next = static_cast<uint32_t>(row.position) + 1;  // position of the row's token
-      if (!is_score && next >= draft_slots(context_, args_)[slot].num_tokens) continue;  // behind a rejected draft
       const RequestEntry& request = request_of(sequence);
+      if (!is_score &&
+          next >= draft_slots(context_, args_)[slot].num_tokens) {  // behind a rejected draft, or not drawn
+        if (is_constrained(request)) take_undrawn(index, slot, request);
+        continue;
+      }
       TokenLimits limits(sequence, request);
       limits.position = next, limits.num_new = next + 1 - sequence.prompt_len;
       int32_t token = -1;
@@ -119,11 +94,20 @@ class DraftBatcher : public BasicBatcher<true> {
         ++num_tokens_;
       }
       const bool has_record = (is_score || limits.reports_logprobs) && context_.params().logprobs;
-      events_.add(index, has_record);
+      reported_.add(index, has_record);
       rings_.add(limits.id, token, finish, iteration_ - 1, has_record);
       if (finish != FinishReason::NONE) release(slot);
     }
     if (reads) num_tokens_ = 0;
+  }
+
+  // A row that was not drawn. Its sequence is back where it was, because it has confirmed no token.
+  DISTMK_FN void take_undrawn(uint32_t index, uint32_t slot, const RequestEntry& request) {
+    const int32_t token = load_drawn(context_.at<Candidate>(args_.drawn) + index);
+    if (token == PENDING_TOKEN) return rings_.count_repeated();
+    reported_.add(index, false);
+    rings_.add(request.id, token, FinishReason::ERROR, iteration_ - 1);
+    release(slot);
   }
 
   // The sequence of a run, whose first row with a token is `first`, keeps the positions of accepted tokens.

@@ -156,10 +156,13 @@ class DraftPlan {
   DISTMK_FN static uint32_t num_above(const DraftSlot& drafts, float least) {
     return Acceptance::num_worthwhile(drafts.acceptance, least, drafts.num_drafts);
   }
-  // Leaves out drafts that do not pay, or that would be behind the last token. Returns how many are left.
+  // Leaves out drafts that do not pay, or that would be behind the last token. A constrained sequence has none, because
+  // the masks behind a draft are not known. Returns how many are left.
   DISTMK_FN uint32_t keep_worthwhile(uint32_t slot, DraftSlot& drafts) const {
     const Sequence& sequence = sequences_[slot];
-    const uint32_t end = sequence.prompt_len + request_of(context_.params(), sequence).max_new;
+    const RequestEntry& request = request_of(context_.params(), sequence);
+    if (is_constrained(request)) return drafts.num_drafts = 0;
+    const uint32_t end = sequence.prompt_len + request.max_new;
     const uint32_t most_tokens = min(end, args_.max_positions + 1);
     // The last token of the sequence needs no draft: the row before it gives it.
     const uint32_t room = drafts.num_tokens + 1 < most_tokens ? most_tokens - drafts.num_tokens - 1 : 0;

@@ -46,14 +46,14 @@ class HostRings {
 
   DISTMK_FN void add(uint32_t request, int32_t token, FinishReason finish, uint64_t iteration,
                      bool has_logprobs = false) {
-    set(num_events_, request, token, finish, iteration, has_logprobs);
+    add({request, token, static_cast<uint16_t>(finish), has_logprobs, static_cast<uint32_t>(iteration)});
+  }
+  DISTMK_FN void add(const TokenEvent& event) {
+    set(num_events_, event);
     ++num_events_;
   }
   // The threads of a team add `num` events: each thread calls set() for some of them, and all call add_set().
-  DISTMK_FN void set(uint32_t index, uint32_t request, int32_t token, FinishReason finish, uint64_t iteration,
-                     bool has_logprobs) {
-    const TokenEvent event{request, token, static_cast<uint16_t>(finish), has_logprobs,
-                           static_cast<uint32_t>(iteration)};
+  DISTMK_FN void set(uint32_t index, const TokenEvent& event) {
     // Two stores instead of one through a selected pointer, which would make the compiler address a thread's own memory
     // by generic loads and stores.
     if (index < NUM_NEAR)
@@ -62,6 +62,8 @@ class HostRings {
       far_[index - NUM_NEAR] = event;
   }
   DISTMK_FN void add_set(uint32_t num) { num_events_ += num; }
+  // Counts a row that the next iteration repeats.
+  DISTMK_FN void count_repeated() { ++num_repeated_; }
   DISTMK_FN const TokenEvent& event(uint32_t index) const {
     return index < NUM_NEAR ? near_[index] : far_[index - NUM_NEAR];
   }
@@ -103,12 +105,14 @@ class HostRings {
   HostCounts& counts_;
   const uint32_t max_rows_;
   TokenEvent *const near_, *const far_;
-  uint32_t num_events_ = 0;
+  uint32_t num_events_ = 0, num_repeated_ = 0;
   uint64_t num_before_ = 0;  // events published before this step
   uint64_t sent_ = 0;        // commands sent, as loaded by begin()
   uint64_t num_done_before_ = 0, num_done_ = 0;
 
   DISTMK_FN void publish_counts(uint64_t iteration) const {
+    if (num_repeated_)
+      store_relaxed(&counts_.num_repeated_rows, load_relaxed(&counts_.num_repeated_rows) + num_repeated_);
     if (num_events_) {
       counts_.iterations = iteration;
       counts_.num_running = state_.num_running;

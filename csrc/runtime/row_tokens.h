@@ -37,6 +37,9 @@ DISTMK_FN RowSample row_sample(const RequestEntry& request, uint32_t position) {
   return num_behind - 1 < request.num_scores ? RowSample::SCORE : RowSample::NONE;
 }
 
+// Whether the tokens of a request come from masks, which the host writes one after another.
+DISTMK_FN bool is_constrained(const RequestEntry& request) { return request.sampling.mask; }
+
 DISTMK_FN const RequestEntry& request_of(const LaunchParams& params, const Sequence& sequence) {
   return reinterpret_cast<const RequestEntry*>(params.requests)[sequence.request];
 }

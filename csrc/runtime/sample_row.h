@@ -80,7 +80,7 @@ class RowSampler {
     return slot_.biases && num_tokens < slot_.min_tokens ? min_of(slot_.num_banned, MAX_BANNED) : 0;
   }
   DISTMK_FN bool is_adjusted() const {
-    const bool by_table = has_flag(slot_, SamplingFlag::PENALTIES) || has_flag(slot_, SamplingFlag::MASK);
+    const bool by_table = has_flag(slot_, SamplingFlag::PENALTIES) || slot_.mask;
     return by_table || num_biases() || num_banned();
   }
   // Adjusts single logits by everything but bans.
@@ -109,11 +109,10 @@ class RowSampler {
   };
   DISTMK_FN void adjust() {
     const uint64_t slot = static_cast<uint32_t>(row_.slot);
-    const uint32_t mask_words = (args_.vocab + 31) / 32;
     const Adjustment adjusted{
         slot_,
         has_flag(slot_, SamplingFlag::PENALTIES) ? context_.at<uint32_t>(args_.counts) + slot * args_.vocab : nullptr,
-        has_flag(slot_, SamplingFlag::MASK) ? context_.at<uint32_t>(args_.mask) + slot * mask_words : nullptr};
+        slot_.mask ? context_.at<uint32_t>(args_.mask) : nullptr};
     using Vector = typename Block::Vector;
     auto* out = reinterpret_cast<Vector*>(adjusted_.logits);
     for_each_vector<Block>(raw_, [&](uint32_t token, const float* x, uint32_t count, uint64_t place) {
@@ -160,11 +159,38 @@ class RowSampler {
     block_.sync();
   }
 
+  // Copies the mask of the token at the next position from the host's memory. Returns false if the host has not written
+  // it yet. It is copied, because each lane of a warp would wait for the host's memory for every vector of logits.
+  DISTMK_FN bool take_mask() {
+    const auto* mask = context_.at<TokenMask>(slot_.mask);
+    const uint64_t stamp = block_.index() ? 0 : load_acquire(&mask->position, Scope::SYSTEM);
+    const uint64_t found = block_.reduce(stamp, [](uint64_t a, uint64_t b) { return a | b; });
+    if (found != static_cast<uint64_t>(row_.position) + 1) return false;
+    const auto* words = reinterpret_cast<const uint64_t*>(mask + 1);
+    auto* copy = context_.at<uint64_t>(args_.mask);
+    const uint32_t num = (args_.vocab + 127) / 128 * 2;  // pairs of words, in whole vectors of 16 bytes
+    constexpr uint32_t IN_FLIGHT = Block::LOADS_IN_FLIGHT;
+    DISTMK_NO_UNROLL
+    for (uint32_t first = block_.index(); first < num; first += IN_FLIGHT * block_.size()) {
+      uint64_t loaded[IN_FLIGHT];
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < IN_FLIGHT; ++i)
+        loaded[i] = load_relaxed(words + min_of(first + i * block_.size(), num - 1));
+      DISTMK_UNROLL
+      for (uint32_t i = 0; i < IN_FLIGHT; ++i)
+        if (first + i * block_.size() < num) copy[first + i * block_.size()] = loaded[i];
+    }
+    block_.sync();
+    return true;
+  }
+
   DISTMK_FN Candidate draw() {
+    if (slot_.mask && !take_mask()) return {0.0f, PENDING_TOKEN};
     if (is_adjusted()) adjust();
     const RowLogits& row = is_adjusted() ? adjusted_ : raw_;
     TokenSelector<Block> selector(block_, row);
     const Candidate best = selector.find_best();
+    if (slot_.mask && best.value == -INFINITY) return {0.0f, NO_TOKEN_ALLOWED};
     if (slot_.temperature < MIN_TEMPERATURE || best.value == -INFINITY) return best;
     selector.set(slot_.temperature, slot_.min_p > 0.0f ? logf(slot_.min_p) : -INFINITY);
     if (slot_.top_k && slot_.top_k < args_.vocab) selector.keep_count(slot_.top_k);
@@ -216,8 +242,8 @@ class TokenCounter {
   DISTMK_FN void count(const BatchRow& row) {
     const SlotSampling& slot = block_.slot(stored(row));
     const auto position = static_cast<uint32_t>(row.position);
-    // If more tokens were counted than this position has before it, the sequence has begun anew.
-    const uint32_t num_counted = slot.num_counted > position ? 0 : slot.num_counted;
+    const uint32_t num_counted = slot.num_counted;
+    if (num_counted > position) return;  // a repeated row was counted before
     auto* counts = context_.at<uint32_t>(args_.counts) + uint64_t{static_cast<uint32_t>(row.slot)} * args_.vocab;
     if (!num_counted) {
       for (uint32_t token = block_.index(); token < args_.vocab; token += block_.size()) counts[token] = 0;

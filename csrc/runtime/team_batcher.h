@@ -57,22 +57,36 @@ class TeamBatcher : public Batcher {
     return true;
   }
 
-  // Takes the tokens of the last iteration, which was one of this job program: all its rows have events.
+  // Takes the tokens of the last iteration, which was one of this job program. All threads take rows; the leader does
+  // what follows for sequences that end or get no token.
   DISTMK_FN void take_tokens() {
     const uint32_t num_rows = batch_.num_rows;
-    const BatchRow* rows = context_.at<const JobBatch>(args_.batch)->rows;
-    Batcher::take_tokens<false, true>();
-    team_.sync();
+    const BatchRow* rows = last_rows<false>();
+    uint32_t num_events = 0;
     DISTMK_NO_UNROLL
     for (uint32_t first = 0; first < num_rows; first += team_.size) {
       const uint32_t index = first + team_.index;
-      const TokenEvent event = index < num_rows ? rings_.event(index) : TokenEvent{};
-      reported_.add(team_.votes(event.has_logprobs), min(team_.size, num_rows - first));
-      uint32_t ended = team_.votes(event.finish != static_cast<uint16_t>(FinishReason::NONE));
-      if (team_.leader())
-        for (; ended; ended &= ended - 1) release(static_cast<uint32_t>(rows[first + lowest_bit(ended)].slot));
+      const bool has_row = index < num_rows;
+      TokenEvent event{};
+      if (has_row) event = take_row<false>(index, rows[index]);
+      const bool is_pending = event.token == PENDING_TOKEN;
+      const uint32_t with_event = team_.votes(has_row && !is_pending), ended = team_.votes(has_ended(event));
+      if (has_row && !is_pending) rings_.set(num_events + place_among(with_event, team_), event);
+      num_events += count_bits(with_event);
+      reported_.with_event.add(first, with_event);
+      reported_.with_record.add(first, team_.votes(event.has_logprobs));
+      uint32_t left = ended | team_.votes(is_pending);
+      if (!left) continue;
+      team_.sync();  // all have read their sequences
+      for (; team_.leader() && left; left &= left - 1) {
+        const BatchRow row = rows[first + lowest_bit(left)];
+        if (ended >> lowest_bit(left) & 1)
+          release(static_cast<uint32_t>(row.slot));
+        else
+          repeat(row);
+      }
     }
-    rings_.add_set(num_rows);
+    rings_.add_set(num_events);
   }
 
   // Starts waiting requests. All threads look for the first free slot, because requests mostly wait until there is one.

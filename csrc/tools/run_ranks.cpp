@@ -8,6 +8,8 @@
 //   --seed N           seed of the emulator's timing
 //   --delay MAX_US,NODE_SIZE,SEED   delays puts (Fault in distmk/abi/launch.py)
 //   --far NODE_SIZE    ranks of different nodes share no memory and reach each other over sockets (not in the emulator)
+//   --constrained      every second request gets masks of allowed tokens while the launch runs
+//   --early-stamp      plants a bug in these masks: each may be read before it is written
 //   --missing-release  turns the planted bug on (needs a build with -DDISTMK_PLANTED_BUG)
 // A decode program ends after its last request, whatever ITERATIONS is.
 // Weights are zero and prompts arbitrary: only the order of accesses counts. Exit status 0: every rank finished.
@@ -24,6 +26,7 @@
 
 #include "abi.h"
 #include "platform/planted_bug.h"
+#include "tools/host_masks.h"
 
 extern "C" {
 void distmk_start(distmk::LaunchParams* params, void** handle);
@@ -85,7 +88,7 @@ struct Requests {
 };
 
 struct Options {
-  bool ride = false;
+  bool ride = false, constrained = false, early_stamp = false;
   distmk::Fault fault = {};
   uint32_t num_iterations = 0, cut = 0, num_requests = 5, max_tokens = 0, longer = 0, far = 0;
   std::vector<const char*> programs;
@@ -99,6 +102,10 @@ struct Options {
       const std::string name = argv[i];
       if (name == "--ride") {
         ride = true;
+      } else if (name == "--constrained") {
+        constrained = true;
+      } else if (name == "--early-stamp") {
+        early_stamp = true;
 #ifdef DISTMK_PLANTED_BUG
       } else if (name == "--missing-release") {
         distmk::missing_release = true;
@@ -154,6 +161,16 @@ struct Routes {
   }
 };
 
+// Tokens of the vocabulary that a program samples from; 0 if it samples none.
+uint32_t vocabulary_of(const char* program) {
+  const auto* header = reinterpret_cast<const ProgramHeader*>(program);
+  const auto* tasks = reinterpret_cast<const distmk::TaskDesc*>(program + header->tasks_offset);
+  for (uint32_t i = 0; i < header->num_tasks; ++i)
+    if (tasks[i].type == static_cast<uint16_t>(distmk::TaskType::SAMPLE_ROW))
+      return reinterpret_cast<const distmk::SampleRowArgs*>(tasks[i].args)->vocab;
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -175,6 +192,8 @@ int main(int argc, char** argv) {
     }
     heaps.push_back(reinterpret_cast<uint64_t>(allocate(header->heap_bytes)));
   }
+  distmk::HostMasks masks(vocabulary_of(programs[0].data()), options.early_stamp);
+  for (uint32_t i = 0; options.constrained && i < options.num_requests; i += 2) masks.constrain(requests.requests[i]);
   Routes routes(heaps, options.far);
   if (options.far) routes.open(programs, heaps);
   std::vector<LaunchParams> params(num_ranks);
@@ -208,16 +227,20 @@ int main(int argc, char** argv) {
   }
   launches.resize(num_ranks);
   for (uint32_t rank = 0; rank < num_ranks; ++rank) distmk_start(&params[rank], &launches[rank]);
+  masks.begin();
   // Polls all launches in rotation, because a launch starts its next piece only when it is polled.
-  for (uint32_t num_over = 0; num_over < num_ranks;) {
+  for (uint32_t num_over = 0, poll = 0; num_over < num_ranks; ++poll) {
     num_over = 0;
     for (void* launch : launches) num_over += distmk_wait(launch, 500, nullptr);
+    if (poll % 16 == 15) masks.advance(requests.counts, requests.tokens);  // late, so that rows are repeated
   }
   for (void*& launch : launches) distmk_join(&launch);
   uint32_t num_preempted = 0;
   for (const distmk::TokenEvent& event : requests.tokens)
     num_preempted += event.finish == static_cast<uint32_t>(distmk::FinishReason::PREEMPTED);
   std::printf("put back: %u\n", num_preempted);
+  std::printf("constrained tokens: %u, not allowed: %u, repeated rows: %llu\n", masks.num_tokens(), masks.num_wrong(),
+              static_cast<unsigned long long>(requests.counts.num_repeated_rows));
   int status = 0;
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
     const uint64_t aborted = reinterpret_cast<const distmk::Control*>(heaps[rank])->abort;

@@ -80,7 +80,8 @@ class RequestEntry(ctypes.Structure):
     num_scores: the last so many tokens of the prompt, without generated ones, are published with a LogprobRecord.
     sample: RowSample.DRAW if tokens are drawn with `sampling`. Otherwise the best token is taken, and `sampling` is for
     scores only.
-    sampling: its `tokens` and `prompt_len` are filled in at admission.
+    sampling: its `tokens` and `prompt_len` are filled in at admission. With a `mask`, `sample` is RowSample.DRAW, and the
+    sequence has no drafts.
     """
 
     _fields_ = [
@@ -124,8 +125,8 @@ class Command(ctypes.Structure):
 class TokenEvent(ctypes.Structure):
     """An element of the token ring: a generated token of request `request`.
 
-    token: -1 if there is none. Either the request was cancelled or preempted (`finish` says which), or the next token of
-    its prompt was scored (`finish` is NONE). The tokens of a prompt are scored in order, each once.
+    token: negative if there is none. Either the request ended without one (`finish` says why), or the next token of its prompt
+    was scored (`finish` is NONE). The tokens of a prompt are scored in order, each once.
     has_logprobs: 1 if the element at the same index in the ring of records belongs to this event.
     """
 

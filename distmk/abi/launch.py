@@ -82,6 +82,7 @@ class HostCounts(ctypes.Structure):
     tokens_read: events that the host has read.
     iterations, num_running, num_free_pages: the batcher's state at the last step with events, for statistics.
     drafts: what became of drafts; zero if there are none.
+    num_repeated_rows: rows that were not drawn, because their mask had not come (`PENDING_TOKEN`).
     """
 
     _fields_ = [
@@ -93,6 +94,7 @@ class HostCounts(ctypes.Structure):
         ("num_running", c_uint32),
         ("num_free_pages", c_uint32),
         ("drafts", DraftTotals),
+        ("num_repeated_rows", c_uint64),
     ]
 
 

@@ -11,6 +11,9 @@ MAX_BIASES = 300  # most of a request
 MAX_BANNED = 84  # most end and stop tokens of a request that has a minimum length
 TOKENS_PER_SEGMENT = 1024  # a row of logits is divided into segments of so many tokens
 COUNT_IN_PROMPT = 1 << 31  # bit of a token's count that says it is in the prompt; the other bits count it in the output
+# Drawn rows that have no token instead of one (`Candidate.token`):
+PENDING_TOKEN = -2  # the mask of the row's position has not come yet; the row is repeated in the next iteration
+NO_TOKEN_ALLOWED = -3  # the mask allows no token, or biases, bans and the model exclude all that it allows
 
 
 class RowSample(enum.IntEnum):
@@ -24,28 +27,29 @@ class RowSample(enum.IntEnum):
 
 
 class SamplingFlag(enum.IntEnum):
-    """Bits of `SlotSampling.flags`. For each of the first two, sampling reads a table."""
+    """Bits of `SlotSampling.flags`."""
 
-    PENALTIES = 1  # one of the three penalties is in use
-    MASK = 2  # only tokens whose bit is set in the slot's row of the mask are allowed
-    SEEDED = 4  # the request has a seed, so its rows keep to programs (csrc/runtime/batch_builder.h)
+    PENALTIES = 1  # one of the three penalties is in use, so sampling reads the counts of tokens
+    SEEDED = 2  # the request has a seed, so its rows keep to programs (csrc/runtime/batch_builder.h)
 
 
 class SlotSampling(ctypes.Structure):
     """Sampling parameters of the sequence in a slot. At admission the scheduler step copies them from the request, and fills
     in `tokens`, `prompt_len` and `num_counted`.
 
-    tokens, biases: operands, or addresses that the kernel can read.
+    tokens, biases, mask: operands, or addresses that the kernel can read.
     tokens: i32, the ids of the sequence by position: the prompt, and the output that was generated before the sequence was
     last admitted; with drafts all output. Needed for penalties, and for the logprobs of a prompt.
     biases: Bias [num_biases], then [num_banned] tokens that are not drawn before `min_tokens` tokens; their values are
     unused.
+    mask: TokenMask; 0: all tokens are allowed.
     num_counted: positions whose tokens are in the slot's counts; 0 at admission, then advanced by `count_tokens`.
     """
 
     _fields_ = [
         ("tokens", c_uint64),
         ("biases", c_uint64),
+        ("mask", c_uint64),
         ("seed", c_uint64),
         ("temperature", c_float),  # below 1e-5: the best token
         ("top_p", c_float),  # 1: all tokens
@@ -64,6 +68,17 @@ class SlotSampling(ctypes.Structure):
         ("num_counted", c_uint32),
         ("reserved", c_uint32),
     ]
+
+
+class TokenMask(ctypes.Structure):
+    """The tokens that a constrained sequence may get next. The host writes it while iterations run, in its own memory.
+
+    Behind it are u32 words, whole vectors of 16 bytes: bit t % 32 of word t / 32 is set if token t is allowed.
+    position: of the token that the words are for, which is the number of tokens before it; 0: there are no words yet. The
+    host stores it after the words, and changes the words only once it has got that token.
+    """
+
+    _fields_ = [("position", c_uint64), ("reserved", c_uint64)]
 
 
 class Bias(ctypes.Structure):

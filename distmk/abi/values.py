@@ -10,6 +10,8 @@ from distmk.abi.sampling import (
     MAX_BANNED,
     MAX_BIASES,
     MAX_LOGPROBS,
+    NO_TOKEN_ALLOWED,
+    PENDING_TOKEN,
     TOKENS_PER_SEGMENT,
     RowSample,
     SamplingFlag,
@@ -106,6 +108,7 @@ class FinishReason(enum.IntEnum):
     """Why a request ended: at a stop token, at its maximum length, or because the host cancelled it.
 
     PREEMPTED: it lacked KV pages, and the host sends it again.
+    ERROR: it could get no token (`NO_TOKEN_ALLOWED`).
     """
 
     NONE = 0
@@ -113,6 +116,7 @@ class FinishReason(enum.IntEnum):
     LENGTH = 2
     ABORT = 3
     PREEMPTED = 4
+    ERROR = 5
 
 
 class CommandKind(enum.IntEnum):
@@ -204,6 +208,8 @@ CONSTANTS = {
     "MAX_BANNED": MAX_BANNED,
     "TOKENS_PER_SEGMENT": TOKENS_PER_SEGMENT,
     "COUNT_IN_PROMPT": COUNT_IN_PROMPT,
+    "PENDING_TOKEN": PENDING_TOKEN,
+    "NO_TOKEN_ALLOWED": NO_TOKEN_ALLOWED,
     "MARK_STEP_NS": MARK_STEP_NS,
     "MARKED_TASKS": MARKED_TASKS,
     "MARKED_WORKERS": MARKED_WORKERS,

@@ -21,6 +21,7 @@ class CompletionSoFar:
         self._total = 0.0  # of the tokens' own log probabilities
         self._finish_reason: str | None = None
         self._stop_reason: int | str | None = None
+        self._error: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -32,7 +33,7 @@ class CompletionSoFar:
 
     def add(self, output: TokenOutput) -> None:
         self._texts.append(output.text)
-        self._finish_reason, self._stop_reason = output.finish_reason, output.stop_reason
+        self._finish_reason, self._stop_reason, self._error = output.finish_reason, output.stop_reason, output.error
         if output.token_id >= 0:
             self._token_ids.append(output.token_id)
             if self._logprobs is not None and output.logprobs is not None:
@@ -51,6 +52,7 @@ class CompletionSoFar:
             None if self._logprobs is None else self._total,
             None if self._logprobs is None else list(self._logprobs),
             self._stop_reason,
+            self._error,
         )
         if kind is RequestOutputKind.DELTA:
             for each in (self._token_ids, self._texts, self._logprobs or []):

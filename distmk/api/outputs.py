@@ -34,7 +34,8 @@ __all__ = [
 class CompletionOutput:
     """All tokens of one completion of a prompt. `index`: among those. `ms_per_token`: mean time between tokens.
 
-    finish_reason: stop, length, abort if it was cancelled, or None if it is not over. stop_reason: the stop string, or the
+    finish_reason: stop, length, abort if it was cancelled, error if it failed alone (`error` says why in a line), or None if it
+    is not over. stop_reason: the stop string, or the
     token of `stop_token_ids`, that ended it; None: nothing of the kind, such as an end token of the model. logprobs: if asked
     for, a dict for every token. It maps the token's id and the ids of the most probable tokens to their log probabilities, by
     the model's logits before any sampling parameter. cumulative_logprob: the sum of the tokens' own.
@@ -48,6 +49,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether all completions ended by themselves (finish reason stop or length), and none was cancelled."""
+        """Whether all completions ended by themselves (finish reason stop or length): none was cancelled or failed."""
         return all(output.finish_reason in ("stop", "length") for output in self.outputs)
 
 
@@ -106,6 +108,7 @@ def output_of(request: Request) -> RequestOutput:
         total,
         logprobs,
         request.stop_reason,
+        request.error,
     )
     return RequestOutput(
         request.prompt,

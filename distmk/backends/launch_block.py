@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -33,6 +32,8 @@ from distmk.abi import (
     WaitRecordABI,
 )
 from distmk.backends.launch_spec import LaunchSpec
+from distmk.backends.memory_order import fence
+from distmk.backends.token_masks import TokenMasks
 from distmk.program.program import RankProgram, decode_args
 
 ENTRY: np.dtype[Any] = np.dtype(TraceEntry)
@@ -41,7 +42,6 @@ BIAS: np.dtype[Any] = np.dtype(Bias)
 PAGE: np.dtype[Any] = np.dtype(PageRef)
 LOGPROBS: np.dtype[Any] = np.dtype(LogprobRecord)
 MAX_KEPT_TOKENS = 4096  # tokens that the host has not read, in a launch to which requests are added
-_fence = threading.Lock()  # acquiring and releasing it orders memory accesses
 Entries = npt.NDArray[Any]  # elements are ENTRY
 
 
@@ -100,6 +100,7 @@ class LaunchBlock:
     biases: npt.NDArray[Any]  # BIAS [requests, MAX_BIASES + MAX_BANNED]: see `abi.SlotSampling`
     tokens: npt.NDArray[Any]  # TOKEN [tokens]
     logprobs: npt.NDArray[Any]  # LOGPROBS, one for each element of `tokens`; empty if requests are not added
+    masks: TokenMasks  # of constrained requests
     trace: Entries  # [num_workers + num_schedulers, trace_capacity]
     trace_counts: npt.NDArray[np.uint64]
     counts: HostCounts = field(default_factory=HostCounts)
@@ -131,6 +132,7 @@ class LaunchBlock:
             biases=np.zeros((num_requests, MAX_BIASES + MAX_BANNED), BIAS),
             tokens=np.zeros(num_tokens, TOKEN),
             logprobs=np.zeros(num_tokens if spec.num_requests else 0, LOGPROBS),
+            masks=TokenMasks(num_requests, spec.vocab_size),
             trace=np.zeros((num_runners, spec.trace_capacity), ENTRY),
             trace_counts=np.zeros(num_runners, np.uint64),
         )
@@ -154,6 +156,7 @@ class LaunchBlock:
         sampling: tuple[SlotSampling, Sequence[Bias]] | None = None,
         draws: bool = True,
         num_scores: int = 0,
+        is_constrained: bool = False,
     ) -> None:
         """Fill an entry of the request table.
 
@@ -161,6 +164,7 @@ class LaunchBlock:
         prefix: page and generation of cached pages with the beginning of the prompt, but not all of it.
         sampling: if None, or if it does not draw (`draws`), the best token is taken.
         num_scores: how many of the last tokens of the prompt proper are scored; this needs `sampling`.
+        is_constrained: tokens are drawn by `masks`, with `sampling`.
         """
         self.prompts[entry, : len(prompt)] = prompt
         self.prefixes[entry, : len(prefix)] = np.array([tuple(page) for page in prefix], PAGE)
@@ -181,6 +185,7 @@ class LaunchBlock:
             slot, biases = sampling
             slot.biases = self.biases_address + entry * self.biases.strides[0]
             self.biases[entry, : len(biases)] = np.array([(bias.token, bias.value) for bias in biases], BIAS)
+            slot.mask = self.masks.clear(entry) if is_constrained else 0
             self.requests[entry].sampling = slot
 
     def cached_tokens(self, entry: int) -> int:
@@ -211,7 +216,7 @@ class LaunchBlock:
 
     def publish_commands(self) -> None:
         """Let the batcher see the written commands."""
-        with _fence:  # on every processor, the count is stored after the commands
+        with fence:  # the count is stored after the commands
             self.counts.commands = self.num_commands
 
     def take_tokens(self) -> list[Token]:
@@ -219,7 +224,7 @@ class LaunchBlock:
         begin, end = self.counts.tokens_read, self.counts.tokens
         if begin == end:
             return []
-        with _fence:
+        with fence:
             indices = np.arange(begin, end) % len(self.tokens)
             taken = [
                 Token(request, token, finish, iteration, self.logprobs[index].copy() if has_logprobs else None)
@@ -239,6 +244,7 @@ class LaunchBlock:
         self.prefixes_address = self.prefixes.ctypes.data
         self.pages_address = self.pages.ctypes.data if self.spec.max_pages else 0
         self.biases_address = self.biases.ctypes.data
+        self.masks.address = self.masks.memory.ctypes.data
         params.keeps_cache = int(self.spec.keeps_cache)
         params.eos_ids, params.records = self.eos_ids.ctypes.data, ctypes.addressof(self.records)
         params.prompt_stride = self.prompts.shape[1]

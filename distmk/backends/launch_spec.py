@@ -14,6 +14,7 @@ class LaunchSpec:
     max_prompt_len: of a request that is added.
     num_iterations: for a program without an iteration barrier. With a barrier, the scheduler step ends the launch.
     max_pages: KV cache pages of the longest sequence, if the host wants to know the pages of every request; else 0.
+    vocab_size: tokens of the vocabulary, if requests may be constrained; else 0.
     keeps_cache: pages that the last launch has filled are still valid.
     trace_capacity: how many entries every worker and scheduler keeps, for its last tasks (0: no trace).
     """
@@ -28,4 +29,5 @@ class LaunchSpec:
     deadline_s: float = 30.0
     trace_capacity: int = 0
     max_pages: int = 0
+    vocab_size: int = 0
     keeps_cache: bool = False

@@ -20,6 +20,7 @@ class Counters:
     num_preemptions: int = 0
     num_prefix_hits: int = 0
     drafts: DraftStats = field(default_factory=DraftStats)  # of launches that are over
+    num_repeated_rows: int = 0  # of launches that are over
 
 
 @dataclass

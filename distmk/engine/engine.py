@@ -229,6 +229,7 @@ class Engine:
                 deadline_s=self.args.deadline_s or env.deadline_s(),
                 trace_capacity=self.session.room_for(num_traced) if num_traced else 0,
                 max_pages=self._decode_options.max_pages if self.caches_prefixes else 0,
+                vocab_size=self.config.vocab_size,
                 keeps_cache=self.caches_prefixes,
             )
         )

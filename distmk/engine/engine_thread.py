@@ -104,6 +104,7 @@ class EngineThread:
                 num_prefix_hits=counters.num_prefix_hits,
                 drafts=self._drafts(counts),
                 oldest_waiting_s=time.monotonic() - min(since_s) if since_s else 0.0,
+                num_repeated_rows=counters.num_repeated_rows + (counts.num_repeated_rows if counts else 0),
             )
 
     def _drafts(self, counts: HostCounts | None) -> DraftStats | None:
@@ -172,8 +173,10 @@ class EngineThread:
             with self._lock:
                 self._table = None
                 if table and launch:
-                    self._counters.num_iterations += launch.launch.block.counts.iterations
-                    self._counters.drafts += DraftStats.of(launch.launch.block.counts.drafts)
+                    counts = launch.launch.block.counts
+                    self._counters.num_iterations += counts.iterations
+                    self._counters.drafts += DraftStats.of(counts.drafts)
+                    self._counters.num_repeated_rows += counts.num_repeated_rows
             self._rest()
             batch.ended.set()
 

@@ -12,6 +12,7 @@ from distmk.backends.launch_block import Token
 from distmk.engine.logprobs import read_logprobs
 from distmk.engine.prefix_cache import PageDigests
 from distmk.engine.sampling_params import SamplingParams
+from distmk.engine.token_constraint import TokenConstraint
 from distmk.engine.token_output import Logprob, TokenOutput
 from distmk.errors import UsageError
 from distmk.text.detokenizer import Detokenizer
@@ -32,7 +33,7 @@ class Request:
 
     `prompt`: its text, if it was text. `index`: its number among all completions of its call. `number`: its number among the
     completions of its prompt, which have one `request_id`. `tokenizer`: None if the model has none. `engine_seed`: drawn from
-    the engine's seed if the parameters have no seed.
+    the engine's seed if the parameters have no seed. `constraint`: of this completion alone, as it is before the first token.
 
     A request waits, or it is in an entry of a launch's request table (`entry`), or it is over (`finish_reason`). A launch puts
     it back for lack of KV pages; it then waits again, and goes on with its tokens so far as part of the prompt.
@@ -46,6 +47,7 @@ class Request:
     number: int = 0
     engine_seed: int | None = None
     request_id: str = ""
+    constraint: TokenConstraint | None = None
     arrival_time: float = field(default_factory=time.time)  # seconds since 1970
 
     # What has come of it.
@@ -53,6 +55,7 @@ class Request:
     pieces: list[str] = field(default_factory=list)  # the text that each token added
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None  # why its finish_reason is error
     logprobs: list[dict[int, Logprob]] | None = None  # of each token
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of each token of the prompt so far
     num_cached_tokens: int | None = None  # of the prompt; known with the first token
@@ -157,6 +160,14 @@ class Request:
         piece = self.decoder.flush() if self.decoder is not None else ""
         self.pieces.append(piece)
         self.deliver(TokenOutput(self.index, -1, piece, self.finish_reason))
+
+    def end_in_error(self, error: str) -> None:
+        """End it without a further token, and tell its receiver why: a line."""
+        self.error = error
+        self._end("error")
+        piece = self.decoder.flush() if self.decoder is not None else ""
+        self.pieces.append(piece)
+        self.deliver(TokenOutput(self.index, -1, piece, self.finish_reason, error=error))
 
     def fail(self, error: BaseException) -> None:
         """Tell its receiver of an error of the engine, unless it is over."""

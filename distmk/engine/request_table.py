@@ -9,10 +9,13 @@ from distmk.abi import CommandKind, FinishReason, HostCounts, RowSample
 from distmk.backends.base import Launch
 from distmk.backends.launch_block import Token
 from distmk.engine.counters import Counters
+from distmk.engine.mask_writer import MaskWriter
 from distmk.engine.prefix_cache import PendingPrefixes, PrefixCache
 from distmk.engine.request import Request
 from distmk.engine.request_queue import SubmittedBatch
 from distmk.engine.sampling_slot import num_unscored, pack_sampling, row_sample_of
+
+NO_TOKEN_LINE = "the constraint allows no token here, or none that logit_bias, min_tokens and the model allow"
 
 
 class RequestTable:
@@ -35,6 +38,7 @@ class RequestTable:
         self._max_model_len = max_model_len
         self._counters = counters or Counters()
         self._prefixes = PendingPrefixes(cache) if cache is not None else None
+        self._masks = MaskWriter(self._block.masks)
         self._free = list(range(len(self._block.requests)))  # entries
         self._waiting: deque[Request] = deque()
         self._sent: dict[int, Request] = {}  # by launch_id
@@ -62,6 +66,8 @@ class RequestTable:
 
     def take(self, tokens: list[Token]) -> None:
         """Hand out tokens that the launch has published."""
+        for token in tokens:  # first of all, because the launch is computing rows that need the next masks
+            self._masks.advance(self._sent[token.request], token)
         for token in tokens:
             self._take(token)
         if tokens:
@@ -70,6 +76,7 @@ class RequestTable:
 
     def _take(self, token: Token) -> None:
         request, finish = self._sent[token.request], FinishReason(token.finish)
+        self._end_if_failed(request)
         was_over = request.is_over  # a stop string ended it, which the launch learns by a command
         if token.is_score:
             request.score(token)
@@ -92,8 +99,17 @@ class RequestTable:
                 return
         if output is not None:
             request.deliver(output)
+        elif finish is FinishReason.ERROR and not was_over:
+            request.end_in_error(NO_TOKEN_LINE)
         elif not was_over:
             request.abort()
+
+    def _end_if_failed(self, request: Request) -> None:
+        """End a request whose constraint has failed; the launch learns it by a command."""
+        if request.is_over or (error := self._masks.take_error(request)) is None:
+            return
+        request.end_in_error(error)
+        self._to_cancel.append(request.launch_id)
 
     def _begin(self, request: Request) -> None:
         """The first token has come: the prompt has been computed."""
@@ -169,16 +185,21 @@ class RequestTable:
             launch_id = self._to_cancel.popleft()
             if launch_id in self._sent:
                 block.write_command(CommandKind.CANCEL, number=launch_id)
+        sent = []
         while self._free and block.has_room(2) and (request := self._next_waiting()) is not None:
             self._waiting.remove(request)
             request.entry, request.launch_id = entry, launch_id = self._free.pop(), self._next_id
             self._next_id = (launch_id + 1) & 0xFFFFFFFF
             self._sent[launch_id] = request
+            sent.append(request)
             request.scheduled_s = request.scheduled_s or time.monotonic()
             self._write(request, entry)
             self._launch.upload_request(entry)
             block.write_command(CommandKind.ADD, entry, launch_id)
         block.publish_commands()  # requests of one batch begin together, so that iterations are always the same
+        for request in sent:  # while the launch reads their prompts
+            self._masks.begin(request)
+            self._end_if_failed(request)
 
     def _next_waiting(self) -> Request | None:
         """The next request to send: one that waits for another to have computed its prompt is passed by."""
@@ -200,7 +221,8 @@ class RequestTable:
         # To score tokens, those before them are computed, few at once.
         if self._prefixes is not None and not num_scores:
             prefix = self._prefixes.add(request.launch_id, ids, request.hashed)
-        draws = row_sample_of(request.params) is RowSample.DRAW
+        is_constrained = request.constraint is not None
+        draws = is_constrained or row_sample_of(request.params) is RowSample.DRAW
         sampling = None
         if draws or num_scores:
             sampling = pack_sampling(request.params, self._block.spec.eos_ids, request.engine_seed)
@@ -215,6 +237,7 @@ class RequestTable:
             sampling=sampling,
             draws=draws,
             num_scores=num_scores,
+            is_constrained=is_constrained,
         )
 
     def _entry(self, request: Request) -> int:

@@ -46,6 +46,7 @@ class EngineStats:
     num_prefix_hits: int  # prompt tokens whose keys and values were cached
     oldest_waiting_s: float = 0.0  # for which the first of the waiting sequences has waited
     drafts: DraftStats | None = None  # None: the engine has no drafter
+    num_repeated_rows: int = 0  # rows of constrained sequences that were computed again, because their mask came late
 
     @property
     def kv_usage(self) -> float:

@@ -24,8 +24,8 @@ class Logprob:
 class TokenOutput:
     """One generated token of completion `index`: the text it adds, and on the last token `finish_reason`: stop or length.
 
-    A request that was cancelled ends with `finish_reason` abort and `token_id` -1: no further token. `stop_reason`: as of
-    `CompletionOutput`.
+    A request that was cancelled ends with `finish_reason` abort and `token_id` -1: no further token. So does one that failed
+    alone, with `finish_reason` error and the line `error`. `stop_reason`: as of `CompletionOutput`.
     """
 
     index: int
@@ -34,3 +34,4 @@ class TokenOutput:
     finish_reason: str | None
     logprobs: dict[int, Logprob] | None = None
     stop_reason: int | str | None = None
+    error: str | None = None

@@ -19,7 +19,7 @@ from distmk.tasks.sampling import (
     RECORD_BYTES,
     SLOT_BYTES,
     VECTOR,
-    mask_words,
+    mask_vector_words,
     section_stride,
 )
 
@@ -35,7 +35,7 @@ class SamplingBuffers:
       that need logits or keep them. Rank 0 gets the shards of all ranks for the rows that need them.
     slots: SlotSampling [slots].
     counts: u32 [slots, vocab].
-    mask: u32 [slots, `mask_words`].
+    masks: u32 [rows, `mask_vector_words`], copies of the host's masks.
     adjusted: f32, a row of logits for each row.
     drawn, records: Candidate [rows] and LogprobRecord [rows].
     """
@@ -43,7 +43,7 @@ class SamplingBuffers:
     logits: Buffer
     slots: Buffer
     counts: Buffer
-    mask: Buffer
+    masks: Buffer
     adjusted: Buffer
     drawn: Buffer
     records: Buffer
@@ -70,7 +70,7 @@ def declare_sampling(graph: Graph, plan: WorkPlan, num_rows: int) -> SamplingBuf
     return SamplingBuffers(
         slots=_local(graph, "slot_sampling", num_slots * SLOT_BYTES, "u8"),
         counts=_local(graph, "token_counts", num_slots * vocab, "i32"),
-        mask=_local(graph, "allowed_tokens", num_slots * mask_words(vocab), "i32"),
+        masks=_local(graph, f"token_masks{num_rows}", num_rows * mask_vector_words(vocab), "i32"),
         logits=graph.buffer(logits_name(num_rows), cols, rows=num_rows),
         adjusted=_local(graph, f"adjusted_logits{num_rows}", num_rows * cols, "f32"),
         drawn=_local(graph, f"drawn{num_rows}", num_rows * DRAWN_BYTES, "u8"),
@@ -105,7 +105,7 @@ def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
             is_job_batch=is_job_batch,
         )
     )
-    cols = buffers.logits.cols
+    cols, num_words = buffers.logits.cols, buffers.masks.cols // num_rows
     task = VerifyRow if plan.options.drafter else SampleRow
     for row in range(num_rows):
         graph.add(
@@ -114,7 +114,7 @@ def emit_sampling(graph: Graph, plan: WorkPlan, buffers: SamplingBuffers, batch:
                 op=task.type_name,
                 worker=_worker(plan, row),
                 logits=buffers.logits.at(0),
-                mask=buffers.mask.at(0),
+                mask=buffers.masks.at(0, row * num_words, (row + 1) * num_words),
                 adjusted=buffers.adjusted.at(0, row * cols, (row + 1) * cols),
                 drawn=buffers.drawn.at(0, row * DRAWN_BYTES, (row + 1) * DRAWN_BYTES),
                 record=buffers.records.at(0, row * RECORD_BYTES, (row + 1) * RECORD_BYTES),

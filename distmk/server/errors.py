@@ -17,7 +17,7 @@ from starlette.types import Scope
 from distmk import SamplingParams
 from distmk.absent_parameters import refusal
 from distmk.api.absent_arguments import REQUEST
-from distmk.errors import DistmkError, UsageError, one_line, shown
+from distmk.errors import DistmkError, RequestError, UsageError, one_line, shown
 
 ERROR_KEY = "distmk.error"  # in the ASGI scope of a request: the message of the error that it met
 _CHAT_NAMES = ("chat_template", "chat_template_kwargs", "continue_final_message", "tools")
@@ -57,6 +57,8 @@ class ApiError(HTTPException):
 def api_error(error: DistmkError, names: Mapping[str, str] | None = None) -> ApiError:
     """The answer to a request that met `error`. `names`: see `as_bad_request`; None: it is about no parameter."""
     message = one_line(error)
+    if isinstance(error, RequestError):
+        return ApiError(500, message, code="request_failed")
     if not isinstance(error, UsageError):
         return ApiError(500, f"the engine has ended: {message}", code="engine_ended")
     if names is None:

@@ -11,7 +11,7 @@ from typing import Any
 from distmk import SamplingParams, TokenOutput
 from distmk.api.outputs import Logprob
 from distmk.api.token_stream import TokenStream
-from distmk.errors import DistmkError
+from distmk.errors import DistmkError, RequestError
 from distmk.server.bodies import SamplingBody
 from distmk.server.metrics import RequestTimes
 from distmk.server.openai_logprobs import ScoredToken, scored
@@ -102,17 +102,21 @@ class Generation:
         return usage
 
     async def outputs(self) -> AsyncIterator[list[TokenOutput]]:
-        """Tokens as they come, all that came at once in one list. DistmkError: the engine has ended."""
+        """Tokens as they come, all that came at once in one list. RequestError: a completion has failed. DistmkError: the engine
+        has ended.
+        """
         metrics = self._state.metrics
         async for outputs in self._until_error():
             now_s = time.perf_counter()
             for output in outputs:
                 times = self._times[output.index]
-                if output.finish_reason != "abort":
+                if output.token_id >= 0:
                     metrics.token(times, now_s)
                 if output.finish_reason is not None:
                     self._reasons[output.index] = output.finish_reason
                     metrics.ended(times, output.finish_reason)
+                if output.error is not None:
+                    raise RequestError(output.error)
             yield [self._shown(output) for output in outputs]
 
     def _shown(self, output: TokenOutput) -> TokenOutput:

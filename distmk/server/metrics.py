@@ -129,7 +129,7 @@ class Metrics:
         times.num_tokens += 1
 
     def ended(self, times: RequestTimes, reason: str) -> None:
-        """A completion ended: stop, length, or abort."""
+        """A completion ended: stop, length, abort, or error."""
         self._success.labels(self.model_name, "0", reason).inc()
         self._generated.observe(times.num_tokens)
         if times.first_s is None or times.last_s is None:

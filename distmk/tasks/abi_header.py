@@ -183,13 +183,16 @@ def _x_macro(name: str, tasks: Types) -> list[str]:
     return [f"#define {name}(X) " + "".join(f"\\\n  {entry} " for entry in entries).rstrip()]
 
 
+def _constant(name: str, value: int) -> str:
+    if value < 0:
+        return f"constexpr int32_t {name} = {value};"
+    return f"constexpr uint32_t {name} = {value}u;" if value < 1 << 32 else f"constexpr uint64_t {name} = {value}ull;"
+
+
 def _body(own: Types, absent: Types = (), *, is_documented: bool = False) -> list[str]:
     types = all_types(own)
     there = [task for task in types if task not in absent]
-    lines = [
-        f"constexpr uint32_t {name} = {value}u;" if value < 1 << 32 else f"constexpr uint64_t {name} = {value}ull;"
-        for name, value in abi.CONSTANTS.items()
-    ]
+    lines = [_constant(name, value) for name, value in abi.CONSTANTS.items()]
     lines.append("")
     for enum_type in abi.ENUMS:
         members = ", ".join(f"{member.name} = {int(member)}" for member in enum_type)

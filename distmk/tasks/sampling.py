@@ -44,8 +44,13 @@ def section_stride(vocab: int, num_ranks: int) -> int:
 
 
 def mask_words(vocab: int) -> int:
-    """The number of 32-bit words in a slot's mask of allowed tokens."""
+    """The number of 32-bit words that have a bit for each token: bit t % 32 of word t / 32 is that of token t."""
     return -(-vocab // 32)
+
+
+def mask_vector_words(vocab: int) -> int:
+    """`mask_words` in whole vectors of 16 bytes: the number of words behind a TokenMask."""
+    return -(-vocab // 128) * 4
 
 
 def slots_access(rank: int, slots: int, num_slots: int, write: bool = False) -> Access:
@@ -177,7 +182,7 @@ class SampleRowArgs(ctypes.Structure):
         ("logits", c_uint64),  # f32 [num_rows, num_ranks, section_stride]
         ("slots", c_uint64),  # SlotSampling [num_slots]
         ("counts", c_uint64),  # u32 [num_slots, vocab]
-        ("mask", c_uint64),  # u32 [num_slots, ceil(vocab / 32)], bit t % 32 of word t / 32: token t is allowed
+        ("mask", c_uint64),  # u32 [mask_vector_words], of this row
         ("adjusted", c_uint64),  # f32 [num_ranks, section_stride], of this row
         ("drawn", c_uint64),  # Candidate
         ("record", c_uint64),  # LogprobRecord
@@ -199,10 +204,13 @@ class SampleRowArgs(ctypes.Structure):
 class SampleRow(Task):
     """Draw the token of row `row` of the batch with the parameters of its slot, or score a given one; see `SlotSampling`.
 
+    A row whose mask has not come is not drawn (`PENDING_TOKEN`). A row without an allowed token is not either
+    (`NO_TOKEN_ALLOWED`).
+
     logits: f32 [maximum of sampled rows, ranks' sections] (`section_stride`).
     slots: u8, SlotSampling [num_slots].
     counts: see `CountTokens`.
-    mask: i32 [num_slots, words], with a bit for each token that is allowed.
+    mask: i32 [mask_vector_words], room for a copy of the words of a TokenMask.
     adjusted: f32, room for a row of logits.
     drawn: u8, a Candidate whose value has no meaning.
     record: u8, LogprobRecord.
@@ -237,7 +245,7 @@ class SampleRow(Task):
 
     def reads(self) -> Iterable[Region]:
         yield from self._sections()
-        yield from filter(None, (self.slots, self.counts, self.mask, self.batch, self.tables))
+        yield from filter(None, (self.slots, self.counts, self.batch, self.tables))
 
     def _sections(self) -> Iterable[Region]:
         """The ranks' shards; the columns between them are padding."""
@@ -247,7 +255,7 @@ class SampleRow(Task):
             yield self.logits._replace(begin=first, end=first + end - begin)
 
     def writes(self) -> Iterable[Region]:
-        return (self.adjusted, self.drawn, self.record)
+        return (self.mask, self.adjusted, self.drawn, self.record)
 
     def derived(self, layout: Layout) -> dict[str, Any]:
         return {
@@ -283,13 +291,13 @@ class SampleRow(Task):
             *sections,
             slots_access(rank, args.slots, args.num_slots),
             counts_access(rank, args),
-            access(False, rank, args.mask, 4 * args.num_slots * mask_words(args.vocab)),
             *row_accesses(rank, args),
         ]
         if args.tables:
             reads.append(tables_access(rank, args))
         return [
             *reads,
+            access(True, rank, args.mask, 4 * mask_vector_words(args.vocab), align_bytes=16),
             access(True, rank, args.adjusted, row_bytes, align_bytes=16),
             access(True, rank, args.drawn, DRAWN_BYTES),
             access(True, rank, args.record, RECORD_BYTES),

@@ -90,7 +90,7 @@ class Scenario {
   std::vector<uint64_t> bases_;
   std::deque<Request> all_;  // by id
   std::deque<RequestEntry> waiting_;
-  uint32_t num_entries_ = 0, reads_percent_ = 0, arrival_percent_ = 0, cancel_percent_ = 0;
+  uint32_t num_entries_ = 0, reads_percent_ = 0, arrival_percent_ = 0, cancel_percent_ = 0, pending_percent_ = 0;
   bool is_large_ = false, finished_ = false, postponed_ = false;
   LaunchParams params_{};
   ProgramHeader header_{};
@@ -133,6 +133,7 @@ class Scenario {
     reads_percent_ = chance(80) ? 100 : 40;
     arrival_percent_ = is_large_ ? 100 : draw(5, 100);
     cancel_percent_ = chance(50) ? 0 : 5;
+    pending_percent_ = chance(50) ? 0 : draw(1, 60);
   }
 
   void lay_out() {
@@ -232,13 +233,16 @@ class Scenario {
     command(counts().commands++) = {static_cast<uint32_t>(CommandKind::ADD), num_entries_++, request.id, 0};
   }
 
-  // The candidates of all ranks, of which several may be the best, drawn tokens, and records.
+  // The candidates of all ranks, of which several may be the best, drawn tokens, some of which are none, and records.
   void draw_tokens(const SchedulerStepArgs& args) {
     for (uint32_t i = 0; i < num_ranks_ * num_sampled_; ++i)
       at<Candidate>(args.candidates)[i] = {static_cast<float>(draw(0, 3)),
                                            static_cast<int32_t>(draw(0, NUM_TOKENS - 1))};
     for (uint32_t i = 0; args.drawn && i < num_sampled_; ++i) {
-      at<Candidate>(args.drawn)[i].token = static_cast<int32_t>(draw(0, NUM_TOKENS - 1));
+      auto token = static_cast<int32_t>(draw(0, NUM_TOKENS - 1));
+      if (pending_percent_ && chance(1)) token = NO_TOKEN_ALLOWED;
+      if (chance(pending_percent_)) token = PENDING_TOKEN;
+      at<Candidate>(args.drawn)[i].token = token;
       at<LogprobRecord>(args.logprobs)[i].token = static_cast<int32_t>(rng());
     }
   }
@@ -257,6 +261,7 @@ class Scenario {
       seen["end"] += event.token >= 0;
       seen["preempted"] += finish == FinishReason::PREEMPTED;
       seen["cancelled"] += finish == FinishReason::ABORT;
+      seen["no token"] += finish == FinishReason::ERROR;
       request.is_over = finish != FinishReason::PREEMPTED;
       if (request.is_over) continue;
       // Its tokens become part of its prompt.
@@ -327,6 +332,7 @@ class Scenario {
     ++seen["job step"];
     seen["more than a warp"] += batch.batch.num_rows > 32;
     seen["more than 96 rows"] += batch.batch.num_rows > 96;
+    seen["repeated"] += counts().num_repeated_rows > 0;
     seen["prompt"] += batch.batch.num_job_rows > batch.batch.num_rows;
     seen["new page"] += state.pages_changed;
     seen["seeded"] += state.num_seeded > 0;

@@ -26,6 +26,8 @@ EVENTS = {
     "postponed",
     "preempted",
     "prompt",
+    "repeated",
+    "no token",
     "record",
     "score",
     "seeded",

@@ -52,6 +52,7 @@ def decode(
         (1, 2, 1, 64, 130, "spread", ("--ride",)),
         (1, 2, 1, 256, 130, "spread", ("--ride",)),
         (1, 2, 1, 16, 0, "massive", ("--ride",)),
+        (1, 2, 1, 16, 0, "spread", ("--ride", "--constrained")),
         (2, 1, 2, 16, 0, "spread", ()),
         (2, 1, 1, 16, 0, "spread", ("--ride", "--delay", "0,1,0")),
     ],
@@ -72,7 +73,8 @@ def test_decode(
     longer: positions added to the context of a single sequence, so that warps have several chunks. With heads of 64 elements,
     K and V of its rows come through the pipeline when they are alone in their batches.
     attention: massive attention is dispatched by warps that are their workers' schedulers and run the scheduler step, too.
-    place: with `--delay 0,1,0` every rank is on a node of its own, reached over a network.
+    place: with `--delay 0,1,0` every rank is on a node of its own, reached over a network. With `--constrained` every second
+    sequence has masks.
     """
     seed = str(random.randrange(2**31))
     print(f"seed {seed}")
@@ -110,7 +112,7 @@ def test_job_iterations(
     )  # type: ignore[arg-type]
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": 64}
     model = build_model(tiny_config(num_layers=num_layers, max_position=512, **heads))
-    request = ("--requests", "1", "--longer", str(longer), "--tokens", "2")
+    request = ("--requests", "1", "--longer", str(longer), "--tokens", "2", *["--constrained"] * (num_ranks > 1))
     binary, program = tool("thread", RACECHECK, emulated=True), compile_graph(*lower_programs(model, options))
     assert_clean(run_ranks(binary, program, tmp_path, "--ride", *request, "--seed", seed), num_ranks)
 

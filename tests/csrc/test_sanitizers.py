@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,26 @@ def test_decode(sanitizer: str, decode: Program, tmp_path: Path) -> None:
         done = run_ranks(tool(sanitizer), decode, tmp_path, *options)
         assert_clean(done, decode.num_ranks)
         assert "put back: 1\n" in done.stdout, done.stdout
+
+
+def constrained_tokens(stdout: str) -> tuple[int, int, int]:
+    """Tokens of constrained requests, those that were not allowed, and rows that were repeated."""
+    found = re.search(r"constrained tokens: (\d+), not allowed: (\d+), repeated rows: (\d+)", stdout)
+    assert found, stdout
+    num_tokens, num_wrong, num_repeated = map(int, found.groups())
+    return num_tokens, num_wrong, num_repeated
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_masks(size: tuple[int, int], tmp_path: Path) -> None:
+    """The host writes masks while workers read them. With their positions stored too early, the race is reported."""
+    program = compile_graph(tiny_decode(*size))
+    done = run_ranks(tool("thread"), program, tmp_path, "--constrained")
+    assert_clean(done, size[0])
+    num_tokens, num_wrong, num_repeated = constrained_tokens(done.stdout)
+    assert num_tokens > 10 and num_wrong == 0 and num_repeated > 0, done.stdout
+    done = run_ranks(tool("thread"), program, tmp_path, "--constrained", "--early-stamp")
+    assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stdout, done.stdout[-3000:]
 
 
 def random_programs(seed: int, count: int) -> Iterator[Program]:

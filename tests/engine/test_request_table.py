@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
+from support.fed_table import Fed
 
 from distmk import SamplingParams
-from distmk.abi import Command, CommandKind, FinishReason, RowSample
-from distmk.backends.launch_block import LOGPROBS, LaunchBlock, Token
-from distmk.backends.launch_spec import LaunchSpec
+from distmk.abi import CommandKind, FinishReason, RowSample
+from distmk.backends.launch_block import LOGPROBS, Token
 from distmk.engine.counters import Counters, Pace
 from distmk.engine.prefix_cache import PrefixCache
 from distmk.engine.request import Request
 from distmk.engine.request_queue import SubmittedBatch
-from distmk.engine.request_table import RequestTable
 from distmk.engine.token_output import TokenOutput
 from distmk.errors import RankLostError, UsageError
 
 NONE, LENGTH, PREEMPTED = FinishReason.NONE, FinishReason.LENGTH, FinishReason.PREEMPTED
-
-
-class Fed:
-    """A request table, the block that it writes to, and what it delivers."""
-
-    def __init__(self, num_requests: int = 1, cache: PrefixCache | None = None) -> None:
-        header: Any = SimpleNamespace(header=SimpleNamespace(num_workers=1, num_schedulers=1), tasks=[])
-        self.block = LaunchBlock.of(LaunchSpec(num_requests=num_requests, max_prompt_len=64, max_pages=16), header)
-        launch: Any = SimpleNamespace(block=self.block, upload_request=lambda entry: None)
-        self.counters, self.got = Counters(), list[TokenOutput | BaseException]()
-        self.table = RequestTable(launch, 64, self.counters, cache)
-
-    def add(self, prompt: list[int], max_tokens: int, index: int = 0, **params: Any) -> Request:
-        request = Request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params), index=index)
-        self.table.add(SubmittedBatch([request], self.got.append))
-        return request
-
-    def take(self, number: int, token: int, finish: FinishReason = NONE) -> None:
-        self.block.counts.commands_done = self.block.counts.commands
-        self.table.take([Token(number, token, finish, 0)])
-
-    def sent(self) -> list[tuple[CommandKind, int]]:
-        """Kind and number of all commands so far."""
-        commands: list[Command] = list(self.block.commands[: self.block.counts.commands])
-        return [(CommandKind(command.kind), command.id) for command in commands]
 
 
 def test_a_request_that_is_put_back_goes_on() -> None:

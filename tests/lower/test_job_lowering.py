@@ -66,8 +66,10 @@ def test_what_programs_share(max_seqs: int, num_ranks: int, config: ModelConfig)
     buckets = (MAX_ROWS, 100, MAX_BUCKET_ROWS)
     slabs, *of_jobs = lowered(num_ranks, 3, config, row_buckets=buckets, max_seqs=max_seqs)
     of_slabs, *names = [{buffer.name for buffer in graph.buffers} for graph in (slabs, *of_jobs)]
-    by_row = {f"{kind}{MAX_ROWS}" for kind in ("logits", "adjusted_logits", "drawn", "logprobs", "candidates")}
-    lasting = {"page_table", "batcher", "slot_sampling", "token_counts", "allowed_tokens"}
+    by_row = {
+        f"{kind}{MAX_ROWS}" for kind in ("logits", "adjusted_logits", "token_masks", "drawn", "logprobs", "candidates")
+    }
+    lasting = {"page_table", "batcher", "slot_sampling", "token_counts"}
     caches = {f"{kind}_cache{layer}" for kind in "kv" for layer in range(config.num_layers)}
     shared = lasting | caches | {f"batch{rows}" for rows in buckets} | (by_row if max_seqs == MAX_ROWS else set())
     for rows, graph, named in zip(buckets[1:], of_jobs, names, strict=True):

@@ -114,6 +114,7 @@ class FakeEngine:
         self.num_cached_tokens = 0  # of every prompt that has so many
         self.num_submitted = 0
         self.num_cancelled = 0
+        self.fails_behind: int | None = None  # tokens of every request, which then fails alone
         self.params: list[SamplingParams] = []  # of all requests so far
         self.prompts: list[list[int]] = []
         self._eos = self.tokenizer.encode(EOS)[0]
@@ -240,7 +241,7 @@ class FakeEngine:
             batch = list(self._running)
             self._totals["num_iterations"] += bool(batch)
         for slot in batch:
-            output = self._token(slot)
+            output = self._token(slot) if slot.num_tokens != self.fails_behind else _failure(slot)
             with self._lock:
                 if slot not in self._running:
                     continue  # cancelled meanwhile
@@ -284,6 +285,11 @@ class FakeEngine:
             made[ranked[-1]] = make_logprob(ranked[-1], -math.inf, len(ranked), speller)
         speller.push(token_id)
         return made
+
+
+def _failure(slot: FakeSlot) -> TokenOutput:
+    """The end of a request that fails alone."""
+    return TokenOutput(slot.request.index, -1, "", "error", error="the constraint failed: ValueError: no such way")
 
 
 def _content(message: Mapping[str, Any], what: str) -> str:

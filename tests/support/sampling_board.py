@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,16 @@ from distmk.abi import (
     RowSample,
     SamplingFlag,
     SlotSampling,
+    TokenMask,
 )
-from distmk.graph.regions import Buffer
+from distmk.graph.regions import Buffer, Region
 from distmk.model.shards import partition
 from distmk.tasks import SampleRow
 from distmk.tasks.sampling import (
     DRAWN_BYTES,
     RECORD_BYTES,
     SLOT_BYTES,
-    mask_words,
+    mask_vector_words,
     section_stride,
 )
 
@@ -42,7 +43,6 @@ RECORD = np.dtype(
 
 def make_slot(case: Case, seed: int, **more: Any) -> SlotSampling:
     """The parameters of a case; of `banned` tokens, as if the minimum length were never reached."""
-    flags = SamplingFlag.PENALTIES * case.penalizes | SamplingFlag.MASK * (case.allowed is not None)
     numbers = ("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "presence_penalty", "frequency_penalty")
     return SlotSampling(
         **{name: getattr(case, name) for name in numbers},
@@ -51,9 +51,17 @@ def make_slot(case: Case, seed: int, **more: Any) -> SlotSampling:
         min_tokens=0x7FFFFFFF if case.banned else 0,
         num_biases=len(case.bias),
         num_banned=len(case.banned),
-        flags=flags,
+        flags=SamplingFlag.PENALTIES * case.penalizes,
         **{"num_logprobs": -1, "num_prompt_logprobs": -1} | more,
     )
+
+
+def pack_mask(vocab: int, allowed: Iterable[int], position: int) -> np.ndarray:
+    """A TokenMask for the token at `position`, u8; bits beyond the vocabulary are set, and not to be seen."""
+    bits = np.ones(32 * mask_vector_words(vocab), np.uint8)
+    bits[:vocab] = 0
+    bits[list(allowed)] = 1
+    return np.concatenate([np.frombuffer(TokenMask(position), np.uint8), np.packbits(bits, bitorder="little")])
 
 
 class SamplingBoard:
@@ -65,10 +73,12 @@ class SamplingBoard:
         graph = self.graph = Graph(1, num_workers)
         cols, num_tasks = num_sections * self.stride, num_batches * MAX_ROWS
         self.logits = graph.buffer("logits", cols, rows=MAX_ROWS)
-        self.slots = graph.buffer("slots", MAX_ROWS * SLOT_BYTES, dtype="u8")
+        # A mask is for one position, so every batch has slots and masks of its own.
+        self.slots = graph.buffer("slots", num_tasks * SLOT_BYTES, dtype="u8")
         self.counts = graph.buffer("counts", MAX_ROWS * vocab, dtype="i32")
-        self.mask = graph.buffer("mask", MAX_ROWS * mask_words(vocab), dtype="i32")
-        self.tables = graph.buffer("tables", MAX_ROWS * TABLE_BYTES, dtype="u8")
+        self.mask_bytes = ctypes.sizeof(TokenMask) + 4 * mask_vector_words(vocab)
+        self.tables = graph.buffer("tables", MAX_ROWS * TABLE_BYTES + num_tasks * self.mask_bytes, dtype="u8")
+        self.words = graph.buffer("words", num_tasks * mask_vector_words(vocab), dtype="i32")
         self.adjusted = graph.buffer("adjusted", num_tasks * cols)
         self.drawn = graph.buffer("drawn", num_tasks * DRAWN_BYTES, dtype="u8")
         self.records = graph.buffer("records", num_tasks * RECORD_BYTES, dtype="u8")
@@ -86,9 +96,9 @@ class SamplingBoard:
                 0,
                 f"sample_row {row}",
                 logits=self.logits.at(0),
-                slots=self.slots.at(0),
+                slots=self.slots_of(index // MAX_ROWS),
                 counts=self.counts.at(0),
-                mask=self.mask.at(0),
+                mask=part(self.words, mask_vector_words(self.vocab)),
                 adjusted=part(self.adjusted, cols),
                 drawn=part(self.drawn, DRAWN_BYTES),
                 record=part(self.records, RECORD_BYTES),
@@ -99,32 +109,38 @@ class SamplingBoard:
             )
         )
 
+    def slots_of(self, batch: int) -> Region:
+        """The slots of a batch."""
+        return self.slots.at(0, batch * MAX_ROWS * SLOT_BYTES, (batch + 1) * MAX_ROWS * SLOT_BYTES)
+
     def fill(self, session: Session, cases: Sequence[Case], slots: Sequence[SlotSampling]) -> None:
         """Logits and tables of the cases, and the slots' parameters."""
-        logits, mask = (session.view(buffer).copy().reshape(MAX_ROWS, -1) for buffer in (self.logits, self.mask))
+        self._cases = list(cases)
+        logits = session.view(self.logits).copy().reshape(MAX_ROWS, -1)
         counts = session.view(self.counts).view(np.uint32).reshape(MAX_ROWS, self.vocab).copy()
-        tables = session.view(self.tables)[0].reshape(MAX_ROWS, TABLE_BYTES).copy()
+        tables = session.view(self.tables)[0].copy()
         logits[:] = np.nan
         counts[:] = 0
         for row, case in enumerate(cases):
             for section, (begin, end) in enumerate(partition(self.vocab, self.num_sections)):
                 first = section * self.stride
                 logits[row, first : first + end - begin] = case.logits[begin:end]
-            words = np.zeros(32 * mask.shape[1], np.uint8)
-            words[list(case.allowed or ())] = 1
-            mask[row] = np.packbits(words, bitorder="little").view(np.int32)
             for token, count in case.in_output.items():
                 counts[row, token] = count
             for token in case.in_prompt:
                 counts[row, token] |= np.uint32(COUNT_IN_PROMPT)
             entries = [*case.bias.items(), *((token, 0.0) for token in case.banned)]
             biases = (Bias * len(entries))(*entries)
-            tables[row, : ctypes.sizeof(biases)] = np.frombuffer(biases, np.uint8)
+            tables[row * TABLE_BYTES :][: ctypes.sizeof(biases)] = np.frombuffer(biases, np.uint8)
             slots[row].biases = session.program.placement.operand(self.tables.at(0)) + row * TABLE_BYTES
-        written = ((self.logits, logits), (self.mask, mask), (self.counts, counts), (self.tables, tables))
-        for buffer, array in written:
+        for buffer, array in ((self.logits, logits), (self.counts, counts), (self.tables, tables)):
             write(session, buffer, array)
-        write(session, self.slots, np.frombuffer((SlotSampling * MAX_ROWS)(*slots), np.uint8))
+        every = (SlotSampling * (self.num_batches * MAX_ROWS))(*list(slots) * self.num_batches)
+        begin = session.program.placement.operand(self.tables.at(0)) + MAX_ROWS * TABLE_BYTES
+        for index, slot in enumerate(every):
+            if self._cases[index % MAX_ROWS].allowed is not None:
+                slot.mask = begin + index * self.mask_bytes
+        write(session, self.slots, np.frombuffer(every, np.uint8))
 
     def run(self, session: Session, first_position: int, sample: RowSample = RowSample.DRAW, rows: int = 16) -> None:
         """One launch; batch i is of position `first_position` + i in every sequence."""
@@ -133,6 +149,12 @@ class SamplingBoard:
             for row in range(rows):
                 batch.rows[row] = BatchRow(0, first_position + index, row, sample)
             write(session, buffer, np.frombuffer(batch, np.uint8))
+        tables = session.view(self.tables)[0].copy()
+        masks = tables[MAX_ROWS * TABLE_BYTES :].reshape(self.num_batches, MAX_ROWS, self.mask_bytes)
+        for row, case in enumerate(self._cases):
+            for index in range(self.num_batches if case.allowed is not None else 0):
+                masks[index, row] = pack_mask(self.vocab, case.allowed, first_position + index + 1)
+        write(session, self.tables, tables)
         session.run()
 
     def tokens_drawn(self, session: Session) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from distmk import LLM, SamplingParams
 from distmk.engine.request_queue import SubmittedBatch
+from distmk.engine.token_constraint import TokenConstraint
 from distmk.engine.token_output import TokenOutput
 
 Work = tuple[list[int], int, int]  # a prompt, tokens to generate, and tokens behind which it is cancelled (0: never)
@@ -15,9 +16,11 @@ Work = tuple[list[int], int, int]  # a prompt, tokens to generate, and tokens be
 class Served:
     """Requests that are submitted together, and what is delivered of each."""
 
-    def __init__(self, llm: LLM, work: Sequence[Work]) -> None:
+    def __init__(self, llm: LLM, work: Sequence[Work], constraints: Sequence[TokenConstraint | None] = ()) -> None:
         params = [SamplingParams(max_tokens=max_tokens, ignore_eos=True) for _, max_tokens, _ in work]
         self.requests = llm.make_requests([prompt for prompt, *_ in work], params)
+        for request, constraint in zip(self.requests, constraints, strict=False):
+            request.constraint = constraint
         self.delivered = [list[TokenOutput]() for _ in work]
         self._llm, self._cancel_after = llm, [after for *_, after in work]
         self._over = threading.Semaphore(0)

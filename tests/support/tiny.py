@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -200,6 +201,26 @@ class Walk:
     tolerance: float
 
 
+def logits_and_error(reference: Reference, prompt: list[int], tokens: list[int]) -> tuple[Tensor, float]:
+    """The float32 reference's logits at each of the tokens, and the error of `check_greedy`."""
+    ids = prompt + tokens[:-1]
+    last = min(len(ids), max(len(tokens), MIN_POSITIONS))
+    exact = reference.exact(ids, last)
+    moved = reference.rounded(ids, last, jobs=True) - exact
+    return exact[-len(tokens) :], float((moved.amax(-1) - moved.amin(-1)).max())
+
+
+def check_best_allowed(
+    reference: Reference, prompt: list[int], tokens: list[int], masks: Sequence[np.ndarray], what: str
+) -> None:
+    """AssertionError unless every token is the float32 reference's best one of those in its mask, within the error."""
+    exact, tolerance = logits_and_error(reference, prompt, tokens)
+    for step, (token, mask) in enumerate(zip(tokens, masks, strict=True)):
+        allowed = exact[step].masked_fill(~torch.from_numpy(mask), -torch.inf)
+        short = float(allowed.max() - allowed[token])
+        assert short <= tolerance, f"{what}: step {step}: {token} is {short:.4g} below {int(allowed.argmax())}"
+
+
 MIN_CLEAR_SHARE = 0.2  # three quarters of the steps are clear on average, but neighbouring steps share a tolerance
 
 
@@ -218,12 +239,7 @@ def check_greedy(reference: Reference, prompt: list[int], tokens: list[int], wha
     best token that leads by more must have been chosen. Positions of the prompt count, too, where there are few tokens: slab
     iterations round elsewhere, so that a few positions of the reference say little of what is possible.
     """
-    ids = prompt + tokens[:-1]
-    last = min(len(ids), max(len(tokens), MIN_POSITIONS))
-    exact = reference.exact(ids, last)
-    moved = reference.rounded(ids, last, jobs=True) - exact
-    tolerance = float((moved.amax(-1) - moved.amin(-1)).max())
-    exact = exact[-len(tokens) :]
+    exact, tolerance = logits_and_error(reference, prompt, tokens)
     best = exact.topk(2)
     clear = 0
     for step, token in enumerate(tokens):

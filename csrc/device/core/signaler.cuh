@@ -42,11 +42,12 @@ DISTMK_FN bool completes_early(const Context& context, const TaskDesc& task) {
 }
 
 // Whether task n, whose body is done, may be signaled. If so, the waits of all earlier tasks are met too, so their
-// descriptors can be released.
+// descriptors can be released. A task that is ready may have pushed its signals, after which the batch may be
+// overwritten, so completes_early() is asked only of others.
 DISTMK_FN bool may_signal(const Context& context, TaskHandshake& handshake, uint32_t n) {
-  if (completes_early(context, *handshake.action[handshake_slot(n)].task.desc))
-    return context.team.all(!n || handshake.is_ready(n - 1));
-  return context.team.all(handshake.is_ready(n) && !handshake.is_ended(n));
+  if (context.team.all(handshake.is_ready(n) && !handshake.is_ended(n))) return true;
+  return completes_early(context, *handshake.action[handshake_slot(n)].task.desc) &&
+         context.team.all(!n || handshake.is_ready(n - 1));
 }
 
 DISTMK_NOINLINE void signaler_loop(const RankState& state, uint32_t worker, const Team warp) {

@@ -72,6 +72,7 @@ class CudaLaunch:
         # The kernel reads and writes these in host memory, and the tables below in its own memory.
         self._pinned = [_pin(memory) for memory in (block.commands, block.tokens, block.counts, block.records)]
         self._pages, self._logprobs = _pin(block.pages, has_contents=False), _pin(block.logprobs)
+        self._masks = _pin(block.masks.memory, has_contents=False)
         # Tables of a long context are large. In a launch to which requests are added, each request brings its own rows
         # (`upload_request`).
         has_prompts = bool(block.spec.prompts)
@@ -101,6 +102,7 @@ class CudaLaunch:
         block.biases = self._table[3].numpy().view(BIAS).reshape(block.biases.shape)
         block.pages = self._pages.numpy().view(PAGE).reshape(block.pages.shape)
         block.logprobs = self._logprobs.numpy().view(LOGPROBS)
+        block.masks.memory = self._masks.numpy().view(np.uint32).reshape(block.masks.memory.shape)
 
     def start(self) -> None:
         """Start the first kernel."""
@@ -121,6 +123,7 @@ class CudaLaunch:
             params.logprobs = self._logprobs.data_ptr()
         if self.block.pages_address:
             self.block.pages_address = self._pages.data_ptr()
+        self.block.masks.address = self._masks.data_ptr()
         if self._trace:
             params.trace, params.trace_counts = (tensor.data_ptr() for tensor in self._trace)
         params.self = self._pinned_params.data_ptr()

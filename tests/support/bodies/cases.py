@@ -18,7 +18,17 @@ from support.bodies.fused_combine import fused_combine
 from support.bodies.packed_linear import product_of
 from support.reference import Scoring
 
-from distmk.abi import GATED, MAX_BUCKET_ROWS, MAX_SEQUENCES, ActivationLayout, DraftSource, Epilogue, Scores
+from distmk.abi import (
+    GATED,
+    MAX_BUCKET_ROWS,
+    MAX_SEQUENCES,
+    NO_TOKEN_ALLOWED,
+    PENDING_TOKEN,
+    ActivationLayout,
+    DraftSource,
+    Epilogue,
+    Scores,
+)
 from distmk.tasks.packed_linear import GPU_FORMATS
 
 Case = Callable[[], None]
@@ -268,6 +278,8 @@ def _small(board: Board) -> Iterator[Case]:
         yield _on_one(board, sampling.count_tokens, jobs)
         for num_sections in (1, 3):
             yield _on_one(board, sampling.sample_row, num_sections, jobs)
+        for undrawn in (PENDING_TOKEN, NO_TOKEN_ALLOWED):
+            yield _on_one(board, sampling.sample_row, 2, jobs, undrawn)
         yield partial(drafts.accept, board, jobs)
         for source in DraftSource:
             yield partial(drafts.propose, board, source, jobs)

@@ -16,6 +16,8 @@ from distmk.abi import (
     MAX_BUCKET_ROWS,
     MAX_ROWS,
     MAX_SEQUENCES,
+    NO_TOKEN_ALLOWED,
+    PENDING_TOKEN,
     Batch,
     BatchRow,
     DraftSlot,
@@ -28,7 +30,7 @@ from distmk.abi import (
 from distmk.graph.regions import Region
 from distmk.tasks import AcceptDrafts, ProposeDrafts, VerifyRow
 from distmk.tasks.drafting import drafts_bytes
-from distmk.tasks.sampling import DRAWN_BYTES, RECORD_BYTES, mask_words, section_stride
+from distmk.tasks.sampling import DRAWN_BYTES, RECORD_BYTES, mask_vector_words, section_stride
 from distmk.testing.memory import Memory
 
 LENGTH = 60  # ids that a sequence has room for
@@ -76,23 +78,31 @@ def _found(
 
 
 def accept(board: Board, is_job_batch: bool) -> None:
-    """Runs of drafts that are right up to some place, scored rows before some of them, and rows that are not sampled."""
+    """Runs of drafts that are right up to some place, scored rows before some of them, and rows that are not sampled. Some
+    sequences have no draft, and get no token.
+    """
     rng, most = board.rng, _most(is_job_batch)
     rows: list[BatchRow] = []
     given: list[tuple[float, int]] = []  # the token of each row, as the best candidate or drawn
     ids, before, after = dict[int, Ids](), dict[int, int](), dict[int, Ids]()
     for slot in rng.permutation(most)[: most // 3].tolist():
-        num = int(rng.integers(1, 6))
-        if len(rows) + num + 2 > most:
+        has_token = bool(rng.random() < 0.8)
+        num = int(rng.integers(1, 6)) if has_token else 0
+        if len(rows) + num + 3 > most:
             break
-        position, draws = int(rng.integers(5, 40)), bool(rng.integers(2))
+        position, draws = int(rng.integers(5, 40)), not has_token or bool(rng.integers(2))
         tokens = rng.integers(0, VOCAB, position + 1).tolist()
         for sample in (RowSample.SCORE, RowSample.NONE)[: int(rng.integers(3))]:
             rows.append(BatchRow(tokens[-2], position - 1, slot, sample))
             given.append((0.0, -1))
         drafts = rng.integers(0, VOCAB, num).tolist()
         right = int(rng.integers(num + 1))
-        wanted = [*drafts[:right], *(int(rng.integers(VOCAB, 2 * VOCAB)) for _ in range(num - right + 1))][: num + 1]
+        if not has_token:
+            wanted = [int(rng.choice([PENDING_TOKEN, NO_TOKEN_ALLOWED]))]
+        else:
+            wanted = [*drafts[:right], *(int(rng.integers(VOCAB, 2 * VOCAB)) for _ in range(num - right + 1))][
+                : num + 1
+            ]
         for index, token in enumerate([tokens[-1], *drafts]):
             sample = (RowSample.VERIFY if index else RowSample.DRAW) if draws else RowSample.GREEDY
             rows.append(BatchRow(token, position + index, slot, sample))
@@ -100,7 +110,7 @@ def accept(board: Board, is_job_batch: bool) -> None:
         ids[slot], before[slot], after[slot] = (
             [*tokens, *drafts],
             len(tokens),
-            [*tokens, *drafts[:right], wanted[right]],
+            [*tokens, *drafts[:right], *wanted[right : right + has_token]],
         )
     candidates = np.zeros((board.num_ranks, most), CANDIDATE)
     candidates["value"], candidates["token"] = (
@@ -206,7 +216,9 @@ def propose(board: Board, source: DraftSource, is_job_batch: bool) -> None:
 def verify(board: Board, num_drafts: int, is_job_batch: bool) -> None:
     """The best token of the last of a run's rows, whose drafts and those before it are penalized like output."""
     rng, most = board.rng, _most(is_job_batch)
-    case = replace(make_cases(rng)[-1], temperature=1.0, top_k=1, top_p=1.0, min_p=0.0, frequency_penalty=2.5)
+    case = replace(
+        make_cases(rng)[-1], allowed=None, temperature=1.0, top_k=1, top_p=1.0, min_p=0.0, frequency_penalty=2.5
+    )
     likely = case.logits.topk(3).indices.tolist()
     drafts = [likely[index % 2] for index in range(num_drafts)]  # each several times
     index, slot = int(rng.integers(most - num_drafts)), int(rng.integers(most))
@@ -214,12 +226,10 @@ def verify(board: Board, num_drafts: int, is_job_batch: bool) -> None:
     rows = [BatchRow(0, 3, (slot + 1) % most, RowSample.DRAW) for _ in range(index)]
     rows.append(BatchRow(5, 40, slot, RowSample.DRAW))
     rows += [BatchRow(token, 41 + at, slot, RowSample.VERIFY) for at, token in enumerate(drafts)]
-    slots, counts, mask = (SlotSampling * most)(), np.zeros((most, VOCAB), np.uint32), np.zeros((most, VOCAB), np.uint8)
+    slots, counts = (SlotSampling * most)(), np.zeros((most, VOCAB), np.uint32)
     slots[slot] = make_slot(replace(case, bias={}, banned=()), 99, num_logprobs=0)
     counts[slot, list(case.in_output)] = list(case.in_output.values())
     counts[slot, list(case.in_prompt)] |= np.uint32(COUNT_IN_PROMPT)
-    mask[slot, list(case.allowed or ())] = 1
-    mask = np.pad(mask, ((0, 0), (0, 32 * mask_words(VOCAB) - VOCAB)))
     logits = np.zeros((most, stride), np.float32)
     logits[row, :VOCAB] = case.logits
     drawn, record = (board.writable(board.buffer(size, dtype="u8").at(0)) for size in (DRAWN_BYTES, RECORD_BYTES))
@@ -230,7 +240,7 @@ def verify(board: Board, num_drafts: int, is_job_batch: bool) -> None:
             logits=board.filled(0, logits, "f32", rows=most),
             slots=board.filled(0, np.frombuffer(slots, np.uint8).copy(), "u8"),
             counts=board.filled(0, counts.view(np.int32).reshape(-1), "i32"),
-            mask=board.filled(0, np.packbits(mask, axis=1, bitorder="little").reshape(-1).view(np.int32), "i32"),
+            mask=board.buffer(mask_vector_words(VOCAB), dtype="i32").at(0),
             adjusted=board.writable(board.buffer(stride).at(0)),
             drawn=drawn,
             record=record,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import torch
 from support.bodies.board import Board, f32
-from support.sampling_board import CANDIDATE, RECORD, make_slot
+from support.sampling_board import CANDIDATE, RECORD, make_slot, pack_mask
 from support.sampling_cases import VOCAB, Case, distribution, make_cases
 
 from distmk.abi import (
@@ -15,6 +16,8 @@ from distmk.abi import (
     MAX_BUCKET_ROWS,
     MAX_ROWS,
     MAX_SEQUENCES,
+    NO_TOKEN_ALLOWED,
+    PENDING_TOKEN,
     Batch,
     BatchRow,
     Bias,
@@ -26,7 +29,7 @@ from distmk.abi import (
 from distmk.graph.regions import Region
 from distmk.model.shards import partition
 from distmk.tasks import CountTokens, SampleRow, SendLogits
-from distmk.tasks.sampling import DRAWN_BYTES, RECORD_BYTES, mask_words, section_stride
+from distmk.tasks.sampling import DRAWN_BYTES, RECORD_BYTES, mask_vector_words, section_stride
 from distmk.testing.arrays import assert_close
 from distmk.testing.memory import Memory
 
@@ -138,25 +141,34 @@ def count_tokens(board: Board, rank: int, is_job_batch: bool) -> None:
     board.expect(rank, "count_tokens", f"count_tokens of row {row} slot {index} is_job_batch={is_job_batch}", check)
 
 
-def sample_row(board: Board, rank: int, num_sections: int, is_job_batch: bool) -> None:
-    """With every parameter: a token that can be drawn, and its logprobs."""
+def sample_row(board: Board, rank: int, num_sections: int, is_job_batch: bool, undrawn: int | None = None) -> None:
+    """With every parameter: a token that can be drawn, and its logprobs.
+
+    undrawn: what stands for the token if the mask is that of another position, or allows no token.
+    """
     most, case = _most(is_job_batch), make_cases(board.rng)[-1]
+    if undrawn == NO_TOKEN_ALLOWED:
+        case = replace(case, allowed=case.banned)
     row, index = int(board.rng.integers(most)), int(board.rng.integers(most))
     stride = section_stride(VOCAB, num_sections)
     logits = np.zeros((most, num_sections * stride), np.float32)
     for section, (begin, end) in enumerate(partition(VOCAB, num_sections)):
         logits[row, section * stride :][: end - begin] = case.logits[begin:end]
     biases = (Bias * (len(case.bias) + len(case.banned)))(*case.bias.items(), *((each, 0.0) for each in case.banned))
-    tables = _tables(board, rank, bytes(biases))
+    position = POSITION + int(board.rng.choice([-1, 0, 2])) if undrawn == PENDING_TOKEN else POSITION + 1
+    mask = pack_mask(VOCAB, case.allowed or (), position)
+    tables = _tables(board, rank, mask.tobytes() + bytes(biases))
     slot = make_slot(case, 99, num_logprobs=NUM_BEST)
-    slots = _slots(board, rank, index, slot, "biases", tables, is_job_batch)
-    counts, mask = np.zeros((most, VOCAB), np.uint32), np.zeros((most, 32 * mask_words(VOCAB)), np.uint8)
+    slots = _slots(board, rank, index, slot, "mask", tables, is_job_batch)
+    begin = index * ctypes.sizeof(SlotSampling) + SlotSampling.biases.offset
+    board.pointers.append((slots, begin, tables, TABLES_BYTES // 2 + mask.nbytes))
+    counts = np.zeros((most, VOCAB), np.uint32)
     counts[index, list(case.in_output)] = list(case.in_output.values())
     counts[index, list(case.in_prompt)] |= np.uint32(COUNT_IN_PROMPT)
-    mask[index, list(case.allowed or ())] = 1
     drawn, record = (board.buffer(size, dtype="u8").at(rank) for size in (DRAWN_BYTES, RECORD_BYTES))
     adjusted = board.buffer(logits.shape[1]).at(rank)
-    for region in (drawn, record, adjusted):
+    words = board.buffer(mask_vector_words(VOCAB), dtype="i32").at(rank)
+    for region in (drawn, adjusted, words) if undrawn else (drawn, record, adjusted, words):
         board.writable(region)
     board.graph.add(
         SampleRow(
@@ -165,7 +177,7 @@ def sample_row(board: Board, rank: int, num_sections: int, is_job_batch: bool) -
             logits=board.filled(rank, logits, "f32", rows=most),
             slots=slots,
             counts=board.filled(rank, counts.view(np.int32).reshape(-1), "i32"),
-            mask=board.filled(rank, np.packbits(mask, axis=1, bitorder="little").reshape(-1).view(np.int32), "i32"),
+            mask=words,
             adjusted=adjusted,
             drawn=drawn,
             record=record,
@@ -180,6 +192,9 @@ def sample_row(board: Board, rank: int, num_sections: int, is_job_batch: bool) -
 
     def check(memory: Memory) -> None:
         token = int(memory[drawn.buffer].reshape(-1).view(CANDIDATE)["token"][0])
+        if undrawn:
+            assert token == undrawn, f"{token} was drawn, want {undrawn}"
+            return
         assert 0 <= token < VOCAB and distribution(case)[token] > 0, f"{token} was drawn"
         found, want = memory[record.buffer].reshape(-1).view(RECORD)[0], case.logits.log_softmax(0)
         assert (found["token"], found["num"]) == (token, NUM_BEST)
@@ -189,6 +204,6 @@ def sample_row(board: Board, rank: int, num_sections: int, is_job_batch: bool) -
     board.expect(
         rank,
         "sample_row",
-        f"sample_row {row} slot {index} of {num_sections} sections is_job_batch={is_job_batch}",
+        f"sample_row {row} slot {index} of {num_sections} sections is_job_batch={is_job_batch} undrawn={undrawn}",
         check,
     )
