@@ -12,6 +12,7 @@ from distmk.backends.launch_block import Token
 from distmk.engine.logprobs import read_logprobs
 from distmk.engine.prefix_cache import PageDigests
 from distmk.engine.sampling_params import SamplingParams
+from distmk.engine.token_constraint import TokenConstraint
 from distmk.engine.token_output import Logprob, TokenOutput
 from distmk.errors import UsageError
 from distmk.text.detokenizer import Detokenizer
@@ -45,6 +46,7 @@ class Request:
     index: int = 0
     number: int = 0
     engine_seed: int | None = None
+    constraint: TokenConstraint | None = None  # of this completion alone
     request_id: str = ""
     arrival_time: float = field(default_factory=time.time)  # seconds since 1970
 

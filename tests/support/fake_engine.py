@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.random_answers import RandomWriter, Writer, allowed_tokens
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
@@ -74,6 +76,7 @@ class FakeSlot:
     deliver: Deliver
     rng: random.Random
     speller: TokenSpeller
+    writer: Writer  # of answers that have a form
     num_tokens: int = 0
     since_s: float = field(default_factory=time.monotonic)  # when it was submitted
     character: list[int] = field(default_factory=list)  # the rest of one that was begun
@@ -111,6 +114,7 @@ class FakeEngine:
         self.template = ""  # what parsers are chosen by
         self.prompt_end = ""  # behind "assistant:"
         self.says: str | None = None  # what every answer is, instead of random words
+        self.writer: Writer | None = None  # of answers that have a form; None: a random one
         self.num_cached_tokens = 0  # of every prompt that has so many
         self.num_submitted = 0
         self.num_cancelled = 0
@@ -135,7 +139,7 @@ class FakeEngine:
         with self._lock:
             return len(self._waiting) + len(self._running)
 
-    @property
+    @functools.cached_property
     def inputs(self) -> InputProcessor:
         chat: Any = FakeChat(self)
         return InputProcessor(
@@ -143,6 +147,7 @@ class FakeEngine:
             self.max_model_len,
             tokenizer=self.tokenizer,
             chat=chat,
+            eos_ids=(self._eos,),
             sampling_defaults=self.sampling_defaults,
         )
 
@@ -150,7 +155,8 @@ class FakeEngine:
         prompt, params = request.prompt_ids, request.params
         number = next(self._numbers) if params.temperature else str(prompt)
         rng = random.Random(number if params.seed is None else params.seed)
-        slot = FakeSlot(request, deliver, rng, TokenSpeller(self.tokenizer, context=prompt))
+        writer = self.writer or RandomWriter(self.tokenizer, self._eos + 1, {self._eos}, rng)
+        slot = FakeSlot(request, deliver, rng, TokenSpeller(self.tokenizer, context=prompt), writer)
         if params.prompt_logprobs is not None:
             speller = TokenSpeller(self.tokenizer, context=prompt[:1])
             later = [self._logprobs(speller, token, params.prompt_logprobs) for token in prompt[1:]]
@@ -254,6 +260,10 @@ class FakeEngine:
         request, params, rng = slot.request, slot.request.params, slot.rng
         slot.num_tokens += 1
         ends = not params.ignore_eos and slot.num_tokens > max(1, params.min_tokens) and rng.random() < END_CHANCE
+        if request.constraint is not None:
+            token_id = slot.writer.choose(allowed_tokens(request.constraint, self._eos + 1))
+            request.constraint.accept(token_id)
+            return self._output(slot, token_id)
         if self.says is not None and slot.num_tokens == 1:
             slot.character = [*self.tokenizer.encode(self.says), self._eos]
         if slot.character:
@@ -264,6 +274,10 @@ class FakeEngine:
             token_id, *slot.character = self.tokenizer.encode(rng.choice("é漢🙂"))
         else:
             token_id = rng.choice(self._words)
+        return self._output(slot, token_id)
+
+    def _output(self, slot: FakeSlot, token_id: int) -> TokenOutput:
+        request, params = slot.request, slot.request.params
         full = slot.num_tokens >= min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
         finish = "stop" if token_id == self._eos else "length" if full else None
         assert request.decoder is not None
