@@ -37,7 +37,8 @@ class AnswerConstraints:
 
         UsageError: the form cannot be compiled, or there is no reasoning that a budget could end.
         """
-        reasoning = make_reasoning(prompt_end(self.tokenizer, prompt_ids)) if make_reasoning else None
+        end = prompt_end(self.tokenizer, prompt_ids) if make_reasoning else ""
+        reasoning = make_reasoning(end) if make_reasoning else None
         inner = None
         if params.structured_outputs is not None:
             form = reasoning.form if reasoning else None
@@ -45,15 +46,15 @@ class AnswerConstraints:
         if params.thinking_token_budget is None:
             assert inner is not None
             return inner
-        if reasoning is None:
+        if reasoning is None or make_reasoning is None:
             raise UsageError("thinking_token_budget needs a chat with a model whose reasoning is known; leave it out")
-        end = reasoning.form.end if reasoning.form else ""
+        end_mark = reasoning.form.end if reasoning.form else ""
         return ThinkingBudget(
             params.thinking_token_budget,
-            self.tokenizer.encode(end, add_special=False) if end else [],
+            self.tokenizer.encode(end_mark, add_special=False),
             self.vocab_size,
-            reasoning,
-            StreamDecoder(self.tokenizer, params.skip_special_tokens, context=prompt_ids),
+            lambda: make_reasoning(end),
+            lambda: StreamDecoder(self.tokenizer, params.skip_special_tokens, context=prompt_ids),
             inner,
         )
 

@@ -33,7 +33,7 @@ class Request:
 
     `prompt`: its text, if it was text. `index`: its number among all completions of its call. `number`: its number among the
     completions of its prompt, which have one `request_id`. `tokenizer`: None if the model has none. `engine_seed`: drawn from
-    the engine's seed if the parameters have no seed.
+    the engine's seed if the parameters have no seed. `constraint`: of this completion alone, as it is before the first token.
 
     A request waits, or it is in an entry of a launch's request table (`entry`), or it is over (`finish_reason`). A launch puts
     it back for lack of KV pages; it then waits again, and goes on with its tokens so far as part of the prompt.
@@ -46,8 +46,8 @@ class Request:
     index: int = 0
     number: int = 0
     engine_seed: int | None = None
-    constraint: TokenConstraint | None = None  # of this completion alone
     request_id: str = ""
+    constraint: TokenConstraint | None = None
     arrival_time: float = field(default_factory=time.time)  # seconds since 1970
 
     # What has come of it.

@@ -10,7 +10,7 @@ from typing import Any
 
 from distmk.absent_parameters import TUNES, Absent, takes_absent
 from distmk.errors import UsageError, shown
-from distmk.parameter_checks import flag, strings, text
+from distmk.parameter_checks import flag, text
 from distmk.text.grammar import lark
 from distmk.text.grammar.check import MAX_BYTES
 from distmk.text.grammar.structural_tag import structural_tag_rules
@@ -58,7 +58,7 @@ class StructuredOutputsParams:
             if (value := getattr(self, name)) is not None:
                 setattr(self, name, text(f"structured_outputs.{name}", value))
         if self.choice is not None:
-            self.choice = strings("structured_outputs.choice", self.choice)
+            self.choice = _texts("structured_outputs.choice", self.choice)
         if self.grammar is not None and _GBNF.search(self.grammar):
             raise UsageError(
                 "structured_outputs.grammar is in GBNF or EBNF (::=); expected Lark, as llguidance reads it"
@@ -115,6 +115,14 @@ def read_response_format(given: Any, what: str = "response_format") -> Structure
         expected = '{"type": "json_schema", "json_schema": {"name": text, "schema": JSON schema}}'
         raise UsageError(f'{what} is {shown(given)}; expected {expected}, or the type "text" or "json_object"')
     return StructuredOutputsParams(json=schema)  # type: ignore[arg-type]
+
+
+def _texts(name: str, given: Any) -> list[str]:
+    """UsageError: `given` is no list of texts."""
+    is_list = isinstance(given, list | tuple) and len(given) > 0
+    if not is_list or not all(isinstance(each, str) for each in given):
+        raise UsageError(f"{name} is {shown(given)}; expected a list of one or more texts")
+    return list(given)
 
 
 def _schema(given: Any) -> str:

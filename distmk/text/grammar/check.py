@@ -25,8 +25,10 @@ def check_grammar(source: str, limits: Limits = LIMITS) -> None:
         raise UsageError(f"structured_outputs has {len(task)} bytes; expected at most {MAX_BYTES}")
     answer = _pool.answer(b"%g %d " % (limits.cpu_s, limits.memory_bytes) + task, limits)
     if answer.outcome is Outcome.STOPPED:
-        most = f"{limits.cpu_s:g} s or {limits.memory_bytes >> 20} MiB"
-        raise UsageError(f"structured_outputs takes more than {most} to compile; expected a simpler grammar")
+        most = f"{limits.cpu_s:g} s and {limits.memory_bytes >> 20} MiB"
+        raise UsageError(
+            f"structured_outputs cannot be compiled within {most}: {answer.text}; expected a simpler grammar"
+        )
     if answer.outcome is not Outcome.TEXT:
         raise UsageError(f"structured_outputs cannot be compiled: {answer.text}")
 

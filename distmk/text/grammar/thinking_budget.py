@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -33,12 +33,14 @@ class ThinkingBudget:
         budget: int,
         end_ids: Sequence[int],
         vocab_size: int,
-        reader: ReasoningReader,
-        decoder: StreamDecoder,
+        make_reader: Callable[[], ReasoningReader],
+        make_decoder: Callable[[], StreamDecoder],
         inner: GrammarConstraint | None = None,
     ) -> None:
         self._budget, self._end_ids, self._vocab_size = budget, list(end_ids), vocab_size
-        self._reader, self._decoder, self._inner = reader, decoder, inner
+        self._make_reader, self._make_decoder = make_reader, make_decoder
+        self._reader, self._decoder, self._inner = make_reader(), make_decoder(), inner
+        self._tokens: list[int] = []
         self._num_reasoning = 0
         self._num_forced = 0  # tokens of the end that have come
         self._reader.push("")
@@ -58,6 +60,20 @@ class ThinkingBudget:
         """As of `TokenConstraint`. UsageError: as of `inner`."""
         if self._inner is not None:
             self._inner.accept(token)
+        self._follow(token)
+
+    def copy(self) -> ThinkingBudget:
+        """Another one at the same place."""
+        inner = None if self._inner is None else self._inner.copy()
+        copied = ThinkingBudget(
+            self._budget, self._end_ids, self._vocab_size, self._make_reader, self._make_decoder, inner
+        )
+        for token in self._tokens:
+            copied._follow(token)
+        return copied
+
+    def _follow(self, token: int) -> None:
+        self._tokens.append(token)
         self._num_forced = self._num_forced + 1 if token == self._forced else 0
         self._reader.push(self._decoder.push(token))
         self._num_reasoning += self._reader.is_reasoning

@@ -145,4 +145,4 @@ def at_beginning(request: CallRequest, calls: str, first: str, rules: str, tag: 
     if request.content is not None:
         return f"{alone} | content_of_", "\n".join([f"content_of_: {request.content}", *lines])
     lines.append(rf"TEXT_: /\s*[^\s\{first}](?s:.*)/")
-    return f"{alone} | TEXT_?" + (f" | TEXT_ {begun}" if begun else ""), "\n".join(lines)
+    return f"{GAP} {alone} | TEXT_?" + (f" | TEXT_ {begun}" if begun else ""), "\n".join(lines)
