@@ -170,6 +170,15 @@ def test_the_form_begins_behind_the_reasoning(server: Served) -> None:
     assert found["usage"]["completion_tokens_details"]["reasoning_tokens"] < 4 + 16
 
 
+def test_the_form_begins_where_the_named_parser_says() -> None:
+    for template, parser, has_reasoning in (("<think> </think>", "none", False), ("", "deepseek_r1", True)):
+        with served(reasoning_parser=parser) as running:
+            running.engine.template = template
+            budget = {"thinking_token_budget": 3} if has_reasoning else {}
+            message = post(running, CHAT, guided_choice=["a"], **budget)["choices"][0]["message"]
+            assert message["content"] == "a" and bool(message.get("reasoning_content")) is has_reasoning
+
+
 @pytest.mark.parametrize(
     ("path", "asked", "param", "says"),
     [

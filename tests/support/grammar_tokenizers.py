@@ -49,9 +49,10 @@ class Vocabulary:
 
 
 def _byte_level() -> Vocabulary:
+    """One of its end tokens is an ordinary one for the tokenizer."""
     tokenizer = word_tokenizer()
     eos = tokenizer.encode(EOS)[0]
-    return Vocabulary(tokenizer, eos + 1, (eos,))
+    return Vocabulary(tokenizer, eos + 1, (eos, tokenizer.encode(" sing")[0]))
 
 
 def _sentencepiece() -> Vocabulary:

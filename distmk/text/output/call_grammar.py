@@ -106,6 +106,13 @@ def as_json(function: Function, arguments_key: str) -> str:
     return f"{literal(head)} {function.arguments} {literal('}')}"
 
 
+def list_behind_mark(request: CallRequest, mark: str, without: str = "") -> Rules:
+    """An answer whose calls are a JSON list behind one mark; see `behind_mark`."""
+    call = request.one_of(lambda function: as_json(function, "arguments"))
+    calls = f"/ ?/ {literal('[')} {request.repeated('call_', '/, ?/')} {literal(']')}"
+    return behind_mark(request, mark, calls, call, repeats=False, without=without)
+
+
 def behind_mark(
     request: CallRequest, mark: str, calls: str, rules: str, repeats: bool = True, without: str = ""
 ) -> Rules:

@@ -10,7 +10,7 @@ import secrets
 import string
 
 from distmk.text.grammar.lark import literal
-from distmk.text.output.call_grammar import CallRequest, Rules, as_json, behind_mark
+from distmk.text.output.call_grammar import CallRequest, Rules, behind_mark, list_behind_mark
 from distmk.text.output.events import Content
 from distmk.text.output.families import ToolParser, family
 from distmk.text.output.json_calls import pass_value, read_calls
@@ -36,9 +36,7 @@ class Mistral(ToolParser):
             args = request.mark(_ARGS)
             call = request.one_of(lambda function: f"{literal(function.name)} {args} {function.arguments}")
             return behind_mark(request, _MARK, "call_", call)
-        call = request.one_of(lambda function: as_json(function, "arguments"))
-        calls = request.repeated("call_", r"/, ?/")
-        return behind_mark(request, _MARK, f'/ ?/ "[" {calls} "]"', call, repeats=False)
+        return list_behind_mark(request, _MARK)
 
     @staticmethod
     def make_id() -> str:
