@@ -76,7 +76,7 @@ def test_masks_are_exact(vocabulary: Vocabulary, rng: random.Random) -> None:
     """All tokens of every mask, against all texts that can be chosen."""
     tokenizer, size = vocabulary.tokenizer, vocabulary.vocab_size
     context = tokenizer.encode(PROMPT)
-    letters = [*'ab\n"\\/é漢🙂\x7f\x01{.*', " the", " sing", "<s>", "<|end|>", "</"]
+    letters = [*'ab\n"\\/é漢🙂\x7f\x01{.*', " the", " sing", "<tool_call>", "<|end|>", "</"]
     texts = {"".join(rng.choices(letters, k=rng.randint(0, 6))) for _ in range(12)} or {"a"}
     choices = {text.encode() for text in texts}
     constraint, written = begun(vocabulary, choice=sorted(texts)), b""
