@@ -110,7 +110,7 @@ def test_random_calls(vocabulary: Vocabulary, family: str, asked: str, rng: rand
         content = StructuredOutputsParams(json=FORM) if asked == "with a form" else None
         choice = CallChoice(name, asked == "required", parallel)
         form = form_with_calls(tools, choice, TOOLS[family], vocabulary.tokenizer, content)
-        assert form is not None
+        assert form is not None and form.grammar is not None, "calls are not in the form"
         constraint = vocabulary.grammars.compile(answer_grammar(*form.rules))
         begin = _begin(family, vocabulary) if asked == "strict" else ""
         text = answer(vocabulary, constraint, rng, begin)

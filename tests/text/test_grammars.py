@@ -152,6 +152,16 @@ def test_a_complete_answer_can_only_end(vocabulary: Vocabulary) -> None:
     assert set(allowed_tokens(constraint, vocabulary.vocab_size).tolist()) == set(vocabulary.eos_ids)
 
 
+def test_special_tokens_are_no_text() -> None:
+    """Their text is spelled by other tokens."""
+    vocabulary = VOCABULARIES["byte fallback"]
+    special = vocabulary.tokenizer.special_id("<tool_call>")
+    text = allowed_tokens(begun(vocabulary, choice=["<tool_call>"]), vocabulary.vocab_size)
+    assert special is not None and special not in text and len(text)
+    named = allowed_tokens(begun(vocabulary, grammar='start: <tool_call> "a"'), vocabulary.vocab_size)
+    assert named.tolist() == [special]
+
+
 def test_copies_go_their_own_ways(vocabulary: Vocabulary, rng: random.Random) -> None:
     first = begun(vocabulary, regex="[0-9]+x|[a-f]+y")
     second = first.copy()
