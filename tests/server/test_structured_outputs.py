@@ -51,9 +51,12 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
 
 
 def post(server: Served, path: str, status: int = 200, **body: Any) -> dict[str, Any]:
-    base: dict[str, Any] = {CHAT: {"messages": HELLO}, COMPLETIONS: {"prompt": "the"}, RESPONSES: {"input": "hello"}}[
-        path
-    ]
+    prompts: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": HELLO},
+        COMPLETIONS: {"prompt": "the"},
+        RESPONSES: {"input": "hello"},
+    }
+    base = prompts[path]
     if path != RESPONSES:
         base |= {"max_tokens": 3000}
     answer = server.http.post(path, json={"model": MODEL, **base, **body})
@@ -90,15 +93,16 @@ def test_json_of_a_schema(server: Served, path: str, asked: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("asked", [{"guided_regex": "[a-c]{2,4}/x"}, {"structured_outputs": {"regex": "[a-c]{2,4}/x"}}])
 def test_regular_expressions(server: Served, asked: dict[str, Any]) -> None:
-    assert re.fullmatch("[a-c]{2,4}/x", *texts(COMPLETIONS, post(server, COMPLETIONS, **asked)))
+    assert re.fullmatch("[a-c]{2,4}/x", texts(COMPLETIONS, post(server, COMPLETIONS, **asked))[0])
 
 
 def test_choices_grammars_and_objects(server: Served) -> None:
     choices = ["one", 'two "2"', "漢"]
+    asked: dict[str, Any]
     for asked in ({"guided_choice": choices}, {"structured_outputs": {"choice": choices}}):
         assert texts(COMPLETIONS, post(server, COMPLETIONS, **asked))[0] in choices
     for asked in ({"guided_grammar": 'start: "a"+ "b"'}, {"structured_outputs": {"grammar": 'start: "a"+ "b"'}}):
-        assert re.fullmatch("a+b", *texts(COMPLETIONS, post(server, COMPLETIONS, **asked)))
+        assert re.fullmatch("a+b", texts(COMPLETIONS, post(server, COMPLETIONS, **asked))[0])
     made = post(server, COMPLETIONS, response_format={"type": "json_object"})["choices"][0]
     assert made["finish_reason"] == "length" or isinstance(json.loads(made["text"]), dict)
 
@@ -162,7 +166,7 @@ def test_strict_functions_leave_text_free(server: Served) -> None:
 
 def test_the_form_begins_behind_the_reasoning(server: Served) -> None:
     server.engine.prompt_end = "<think>\n"
-    asked = {"structured_outputs": COMPACT, "thinking_token_budget": 9, "max_tokens": 3500}
+    asked: dict[str, Any] = {"structured_outputs": COMPACT, "thinking_token_budget": 9, "max_tokens": 3500}
     message = post(server, CHAT, **asked)["choices"][0]["message"]
     assert message["reasoning_content"]
     jsonschema.validate(json.loads(message["content"]), SCHEMA)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.random_answers import RandomWriter, Writer, allowed_tokens
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Inner
+from support.word_tokenizer import EOS, WORDS, word_tokenizer
 
 from distmk.api.input_processor import InputProcessor
 from distmk.engine.logprobs import make_logprob
@@ -26,46 +25,10 @@ from distmk.errors import DistmkError, UsageError
 from distmk.text.chat.messages import ChatOptions, ChatPrompt
 from distmk.text.chat.tools import read_tools
 from distmk.text.token_speller import TokenSpeller
-from distmk.text.tokenizer import BYTE_LEVEL, EncodedPrompt, Tokenizer
+from distmk.text.tokenizer import EncodedPrompt
 
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "looked",
-    "at",
-    "dog",
-    "ran",
-    "into",
-    "forest",
-    "where",
-    "birds",
-    "sing",
-]
-EOS = "<|end|>"
 PAGE_TOKENS = 16
 END_CHANCE = 0.02
-
-
-def word_tokenizer() -> Tokenizer:
-    """256 bytes, some words with a space in front, and an end token."""
-    tokens = [*BYTE_LEVEL, *(f"Ġ{word}" for word in WORDS if len(word) > 1)]
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    merges: list[tuple[str, str]] = []
-    for word in tokens[len(BYTE_LEVEL) :]:
-        for end in range(2, len(word) + 1):
-            vocab.setdefault(word[:end], len(vocab))
-            if (pair := (word[: end - 1], word[end - 1])) not in merges:
-                merges.append(pair)
-    inner = Inner(models.BPE(vocab=vocab, merges=merges))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(EOS, special=True)])
-    return Tokenizer(inner)
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from support.byte_fallback import byte_fallback
-from support.fake_engine import EOS, word_tokenizer
+from support.word_tokenizer import EOS, word_tokenizer
 
 from distmk.text.grammar.compiler import GrammarCompiler
 from distmk.text.tokenizer import Tokenizer

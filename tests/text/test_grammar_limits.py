@@ -16,6 +16,7 @@ from distmk.text.grammar import check
 from distmk.text.grammar.check import check_grammar, end_processes
 from distmk.text.grammar.lark import answer_grammar
 from distmk.text.processes.frames import Limits
+from distmk.text.processes.pool import ProcessPool
 
 SMALL = Limits(cpu_s=0.4, memory_bytes=64 << 20)
 
@@ -95,5 +96,5 @@ def test_expressions_that_explode_while_they_are_followed(pattern: str) -> None:
 
 
 def test_a_process_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "_pool", check.ProcessPool("distmk.no_such_module", "grammars"))
+    monkeypatch.setattr(check, "_pool", ProcessPool("distmk.no_such_module", "grammars"))
     assert refusal(source(choice=["a"])).startswith("structured_outputs cannot be compiled within")
