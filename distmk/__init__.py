@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from distmk.engine.engine_args import EngineArgs
     from distmk.engine.sampling_params import RequestOutputKind, SamplingParams
     from distmk.engine.session import Session
+    from distmk.engine.structured_outputs import StructuredOutputsParams
     from distmk.engine.token_output import TokenOutput
     from distmk.errors import CheckError, DistmkError, HangError, ModelError, RankLostError, UsageError
     from distmk.graph.graph import Graph
@@ -52,6 +53,7 @@ _HOMES = {
     "RequestOutputKind": "engine.sampling_params",
     "SamplingParams": "engine.sampling_params",
     "Session": "engine.session",
+    "StructuredOutputsParams": "engine.structured_outputs",
     "Target": "backends.target",
     "TokenOutput": "engine.token_output",
     "UsageError": "errors",
@@ -83,6 +85,7 @@ __all__ = [
     "SamplingParams",
     "Scores",
     "Session",
+    "StructuredOutputsParams",
     "Target",
     "TokenOutput",
     "UsageError",

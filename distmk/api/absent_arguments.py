@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distmk.absent_parameters import TUNES, Absent
-from distmk.engine.absent_sampling import NO_BEAMS, NO_GRAMMAR, SAMPLING
+from distmk.engine.absent_sampling import IN_STRUCTURED_OUTPUTS, NO_BEAMS, SAMPLING
 
 _SWITCH = Absent(None, is_switch=True)
 _NO_ADAPTERS = "merge the adapter into the model first (PEFT: merge_and_unload, then save_pretrained)"
@@ -18,7 +18,7 @@ _NO_IMAGES = "models take text alone"
 GENERATE: Mapping[str, Absent] = {
     "lora_request": Absent(([],), _NO_ADAPTERS),
     "prompt_adapter_request": Absent(([],), _NO_ADAPTERS),
-    "guided_options_request": Absent(([],), NO_GRAMMAR),
+    "guided_options_request": Absent(([],), IN_STRUCTURED_OUTPUTS),
     "priority": Absent((0, []), "requests are served in the order in which they come"),
     "prompt_token_ids": Absent((), 'give token ids as prompts, or as {"prompt_token_ids": ids}'),
     "chat_template_content_format": TUNES,
@@ -35,8 +35,7 @@ REQUEST: Mapping[str, Absent] = {
     "tool_choice": Absent(("none", "auto"), _NO_TOOLS),
     "function_call": Absent(("none", "auto"), _NO_TOOLS),
     "parallel_tool_calls": TUNES,
-    "response_format": Absent(({"type": "text"},), NO_GRAMMAR),
-    "structural_tag": Absent((), NO_GRAMMAR),
+    "structural_tag": Absent((), "structured_outputs has it"),
     "modalities": Absent((["text"],), _NO_IMAGES),
     "audio": Absent((), _NO_IMAGES),
     "mm_processor_kwargs": GENERATE["mm_processor_kwargs"],

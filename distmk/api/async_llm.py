@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distmk.absent_parameters import check_absent
 from distmk.api.absent_arguments import GENERATE
+from distmk.api.answer_constraints import with_response_format
 from distmk.api.async_outputs import CompletionSoFar, output_so_far
 from distmk.api.llm import LLM, split_chat_options
 from distmk.api.outputs import RequestOutput
@@ -25,6 +26,7 @@ from distmk.engine.token_output import TokenOutput
 from distmk.errors import UsageError, shown
 from distmk.model.causal_lm import CausalLM
 from distmk.text.chat.messages import ChatPrompt, Conversation, chat_prompt
+from distmk.text.output.output_parser import OutputParsers
 from distmk.text.token_speller import token_strings
 from distmk.text.tokenizer import Tokenizer
 
@@ -125,11 +127,13 @@ class AsyncLLM:
         messages: Conversation,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        response_format: Mapping[str, Any] | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As `generate`, of a conversation through the chat template. `options`: as of `LLM.chat`."""
+        """As `generate`, of a conversation through the chat template. `response_format`, `options`: as of `LLM.chat`."""
         own, other = split_chat_options(options)
-        return self.generate(chat_prompt(messages, own), sampling_params, request_id, **other)
+        params = with_response_format(sampling_params, response_format, self._llm.inputs.default_params())
+        return self.generate(chat_prompt(messages, own), params, request_id, **other)
 
     async def stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[TokenOutput, None]:
         """The tokens of a prompt as they come; `index` tells the completions of `params.n` apart. Errors: as of `generate`."""
@@ -144,17 +148,19 @@ class AsyncLLM:
             if name in self._named:
                 self._named[name].abort()
 
-    def submit(self, prompts: Prompts, params: SamplingParams, *, must_fit: bool = False) -> TokenStream:
+    def submit(
+        self, prompts: Prompts, params: SamplingParams, *, must_fit: bool = False, parsers: OutputParsers | None = None
+    ) -> TokenStream:
         """The completions of several prompts in one stream: `index` is the prompt's number * n + the completion's number.
 
         A seeded completion has the seed plus its number within the prompt, as in vLLM. `must_fit`: `max_tokens` for which the
-        context has no room are a UsageError; else a completion ends where the context does. Errors come when the stream is
-        entered.
+        context has no room are a UsageError; else a completion ends where the context does. `parsers`: as of
+        `InputProcessor.make_requests`. Errors come when the stream is entered.
         """
         loop = asyncio.get_running_loop()
         if self._mailbox is None or self._mailbox.loop is not loop:
             self._mailbox = Mailbox(loop)
-        return TokenStream(self._llm, self._mailbox, self._with_template(prompts), params, must_fit)
+        return TokenStream(self._llm, self._mailbox, self._with_template(prompts), params, must_fit, parsers)
 
     async def tokenize(self, prompt: str | ChatPrompt) -> list[int]:
         """Token ids of text or a conversation, of any number. UsageError: see `InputProcessor.encode`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -9,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from distmk.api.answer_constraints import AnswerConstraints, MakeReasoning, is_constrained
 from distmk.api.prompts import read_params, read_prompt, read_prompts
 from distmk.backends.defaults import choose_model_len
 from distmk.engine.engine_args import EngineArgs
@@ -16,9 +18,13 @@ from distmk.engine.generation_config import sampling_defaults
 from distmk.engine.request import Request
 from distmk.engine.sampling_params import SamplingParams
 from distmk.engine.sampling_slot import biases_of
+from distmk.engine.token_constraint import TokenConstraint
 from distmk.errors import ModelError, UsageError, shown
 from distmk.text.chat.messages import ChatPrompt
 from distmk.text.chat.render import ChatRenderer
+from distmk.text.grammar.compiler import GrammarCompiler
+from distmk.text.output.families import ReasoningParser
+from distmk.text.output.output_parser import OutputParsers, choose_parsers
 from distmk.text.tokenizer import EncodedPrompt, Tokenizer, load_tokenizer
 from distmk.text.tokenizer_files import end_tokens, find_tokenizer
 from distmk.weights import Checkpoint, open_checkpoint
@@ -65,8 +71,13 @@ class InputProcessor:
         """The parameters of a prompt that comes without any."""
         return SamplingParams(**self.sampling_defaults)
 
-    def make_requests(self, given: object, params: object, only_one: bool = False) -> list[Request]:
-        """A request for each completion of each prompt (see `LLM.generate`). UsageError: one of them cannot be served."""
+    def make_requests(
+        self, given: object, params: object, only_one: bool = False, parsers: OutputParsers | None = None
+    ) -> list[Request]:
+        """A request for each completion of each prompt (see `LLM.generate`). UsageError: one of them cannot be served.
+
+        parsers: those that take answers of conversations apart; None: those that fit the model's chat template.
+        """
         prompts = [read_prompt(given)] if only_one else read_prompts(given)
         given_params = self.default_params() if params is None else params
         # A request keeps a copy of its own. UsageError: a value that was changed is wrong.
@@ -76,6 +87,7 @@ class InputProcessor:
             self._check_params(one)
             encoded = self.encode(prompt)
             self._check_ids(encoded.token_ids, is_text=isinstance(prompt, str))
+            reasoning = self._reasoning(prompt, one, parsers)
             request_id = str(next(self.ids))
             for number, completion in enumerate(_each_completion(one)):
                 requests.append(
@@ -86,6 +98,7 @@ class InputProcessor:
                         prompt=encoded.text,
                         index=len(requests),
                         number=number,
+                        constraint=self._constraint(completion, encoded.token_ids, reasoning),
                         request_id=request_id,
                     )
                 )
@@ -105,6 +118,27 @@ class InputProcessor:
         if self.tokenizer is None:
             raise UsageError(self.no_tokenizer)
         return EncodedPrompt(self.tokenizer.encode(prompt, max_tokens=self.max_model_len), prompt)
+
+    @functools.cached_property
+    def constraints(self) -> AnswerConstraints:
+        """What holds answers to a form. UsageError: the model has no tokenizer."""
+        if self.tokenizer is None:
+            raise UsageError("structured_outputs needs text, and this model has no tokenizer; leave it out")
+        grammars = GrammarCompiler(self.tokenizer, self.vocab_size, self.eos_ids)
+        return AnswerConstraints(self.tokenizer, self.vocab_size, grammars)
+
+    def _constraint(
+        self, params: SamplingParams, ids: list[int], reasoning: MakeReasoning | None
+    ) -> TokenConstraint | None:
+        return self.constraints.make(params, ids, reasoning) if is_constrained(params) else None
+
+    def _reasoning(
+        self, prompt: object, params: SamplingParams, parsers: OutputParsers | None
+    ) -> type[ReasoningParser] | None:
+        """The parser of the reasoning that an answer may begin with, where it matters: of conversations with a form."""
+        if not isinstance(prompt, ChatPrompt) or not is_constrained(params):
+            return None
+        return (parsers or choose_parsers(self.chat_renderer.template_text)).reasoning
 
     @property
     def chat_renderer(self) -> ChatRenderer:

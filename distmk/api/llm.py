@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from distmk.absent_parameters import UnsupportedError, check_absent
 from distmk.api.absent_arguments import ENGINE, GENERATE, METHODS
+from distmk.api.answer_constraints import with_response_format
 from distmk.api.llm_engine import LLMEngine
 from distmk.api.outputs import RequestOutput, outputs_of
 from distmk.api.prompts import Prompt, Prompts
@@ -207,14 +208,17 @@ class LLM(LLMEngine):
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
+        response_format: Mapping[str, Any] | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the model's chat template; outputs as of `generate`.
 
-        A message is {"role": "user", "content": text} as in OpenAI's API. To stream: `stream(ChatPrompt(messages))`.
+        A message is {"role": "user", "content": text} as in OpenAI's API, and so is `response_format`, which stands for
+        `SamplingParams.structured_outputs`. To stream: `stream(ChatPrompt(messages))`.
         """
         own, other = split_chat_options(options)
-        return self.generate(chat_prompt(messages, own), sampling_params, use_tqdm=use_tqdm, **other)
+        params = with_response_format(sampling_params, response_format, self.inputs.default_params())
+        return self.generate(chat_prompt(messages, own), params, use_tqdm=use_tqdm, **other)
 
     def render_chat(self, messages: Conversation, **options: Any) -> list[int]:
         """The token ids that `chat` gives the model for one conversation (on rank 0; [] on other ranks). UsageError: as there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distmk.text.output.events import Arguments, CallBegin, Content, Event, Reasoning
 from distmk.text.output.families import REASONING, TOOLS
-from distmk.text.output.output_parser import AUTO, NONE, OutputParser, OutputParsers, choose_parsers
+from distmk.text.output.output_parser import AUTO, NONE, OutputParser, OutputParsers, choose_parsers, prompt_end
 
 __all__ = [
     "AUTO",
@@ -19,4 +19,5 @@ __all__ = [
     "OutputParsers",
     "Reasoning",
     "choose_parsers",
+    "prompt_end",
 ]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, TypeVar
 
+from distmk.api.answer_constraints import is_constrained
 from distmk.api.input_processor import InputProcessor, check_max_tokens
 from distmk.api.prompts import Prompts
 from distmk.engine.request import Deliver, Request
@@ -17,6 +18,7 @@ from distmk.engine.sampling_params import SamplingParams
 from distmk.engine.stats import EngineStats
 from distmk.engine.token_output import Logprob, TokenOutput
 from distmk.text.chat.messages import ChatPrompt
+from distmk.text.output.output_parser import OutputParsers
 
 T = TypeVar("T")
 
@@ -57,10 +59,16 @@ class TokenStream:
     """Lists of tokens, each with all tokens since the last list. It is an async context; its end cancels unfinished requests."""
 
     def __init__(
-        self, llm: EngineClient, mailbox: Mailbox, prompts: Prompts, params: SamplingParams, must_fit: bool
+        self,
+        llm: EngineClient,
+        mailbox: Mailbox,
+        prompts: Prompts,
+        params: SamplingParams,
+        must_fit: bool,
+        parsers: OutputParsers | None = None,
     ) -> None:
         self._llm, self._mailbox = llm, mailbox
-        self._prompts, self._params, self._must_fit = prompts, params, must_fit
+        self._prompts, self._params, self._must_fit, self._parsers = prompts, params, must_fit, parsers
         self._inbox = _Inbox()
         self._requests: list[Request] = []  # by index
         self._running: set[int] = set()
@@ -68,6 +76,7 @@ class TokenStream:
     async def __aenter__(self) -> TokenStream:
         num_prompts = len(self._prompts) if isinstance(self._prompts, list) else 1
         size = text_size(self._prompts) + _REQUEST_CHARS * self._params.n * num_prompts
+        size += LONG_CHARS if is_constrained(self._params) else 0  # a grammar is to be compiled
         self._requests = await in_thread_if_long(self._make_requests, size)
         try:
             for request in self._requests:
@@ -120,7 +129,7 @@ class TokenStream:
         self._llm.cancel(*(self._requests[index] for index in self._running))
 
     def _make_requests(self) -> list[Request]:
-        requests = self._llm.inputs.make_requests(self._prompts, self._params)
+        requests = self._llm.inputs.make_requests(self._prompts, self._params, parsers=self._parsers)
         for request in requests if self._must_fit else ():
             check_max_tokens(request, self._llm.inputs.max_model_len)
         return requests

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from distmk.absent_parameters import TUNES, Absent
 
-NO_GRAMMAR = "answers cannot be held to a grammar; say the form in the prompt, and check the answer"
+IN_STRUCTURED_OUTPUTS = "structured_outputs=StructuredOutputsParams(json=schema) holds an answer to a form"
 NO_BEAMS = "beam search does not exist; draw n completions, and compare their cumulative_logprob"
 
 SAMPLING: Mapping[str, Absent] = {
@@ -17,14 +17,13 @@ SAMPLING: Mapping[str, Absent] = {
     "bad_words": Absent(([],), "logit_bias with -100 keeps single tokens out"),
     "allowed_token_ids": Absent(([],), "logit_bias of up to 100 favours tokens"),
     "logits_processors": Absent(([],), "logit_bias and the penalties change logits"),
-    **dict.fromkeys(("guided_decoding", "structured_outputs", "guided_json", "guided_regex"), Absent((), NO_GRAMMAR)),
-    **dict.fromkeys(("guided_choice", "guided_grammar", "structural_tag"), Absent((), NO_GRAMMAR)),
+    **dict.fromkeys(("guided_decoding", "guided_json", "guided_regex"), Absent((), IN_STRUCTURED_OUTPUTS)),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "structural_tag"), Absent((), IN_STRUCTURED_OUTPUTS)),
     "guided_decoding_backend": TUNES,
-    "guided_whitespace_pattern": TUNES,
+    "guided_whitespace_pattern": Absent((), IN_STRUCTURED_OUTPUTS),
     "detokenize": Absent((True,), "LLM(..., skip_tokenizer_init=True) gives outputs without text"),
     "spaces_between_special_tokens": TUNES,  # of slow tokenizers, which there are not
     "truncate_prompt_tokens": Absent((), "shorten the token ids of the prompt"),
-    "thinking_token_budget": Absent((-1,), "max_tokens bounds an answer"),
     "repetition_detection": Absent((), "repetition_penalty and frequency_penalty work against repetition"),
     "flat_logprobs": Absent((False,), "log probabilities are dicts by token id"),
     "logprob_token_ids": Absent(([],), "logprobs gives those of the most probable tokens"),

@@ -9,6 +9,7 @@ from enum import Enum
 
 from distmk.absent_parameters import UnsupportedError, refusal, suggestion, takes_absent
 from distmk.engine.absent_sampling import SAMPLING
+from distmk.engine.structured_outputs import StructuredOutputsParams
 from distmk.errors import UsageError, shown
 from distmk.parameter_checks import biases, flag, real, strings, token_ids, whole
 from distmk.text.stop_strings import check_stop_strings
@@ -55,6 +56,10 @@ class SamplingParams:
     `logprobs`: how many of the most probable tokens get a log probability at every position of the completion, beside the
     token itself; 0: the token alone; None: no log probabilities. `prompt_logprobs`: the same for the prompt. `output_kind`: of
     the outputs of `AsyncLLM.generate`.
+
+    `structured_outputs`: the form that the completion is held to. It ends with an end token, once the form is complete; stop
+    strings, stop tokens and `max_tokens` may end it before. In answers of chats the form begins behind the reasoning, which
+    takes at most `thinking_token_budget` tokens (None or -1: any number) before its end is forced.
     """
 
     max_tokens: int | None = 64
@@ -77,6 +82,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
@@ -97,6 +104,8 @@ class SamplingParams:
             "include_stop_str_in_output": flag("include_stop_str_in_output", self.include_stop_str_in_output),
             "skip_special_tokens": flag("skip_special_tokens", self.skip_special_tokens),
             "output_kind": _output_kind(self.output_kind),
+            "structured_outputs": _structured_outputs(self.structured_outputs),
+            "thinking_token_budget": _budget(self.thinking_token_budget),
         }
         if self.max_tokens is not None:
             checked["max_tokens"] = whole(
@@ -113,6 +122,12 @@ class SamplingParams:
         most = _MOST if self.max_tokens is None else self.max_tokens
         expected = "0 or more" if self.max_tokens is None else f"0 to max_tokens, which is {most}"
         object.__setattr__(self, "min_tokens", whole("min_tokens", self.min_tokens, 0, most, expected))
+        for name in ("min_tokens", "ignore_eos") if self.structured_outputs is not None else ():
+            if getattr(self, name):
+                value = getattr(self, name)
+                raise UsageError(
+                    f"{name} is {value}; with structured_outputs an answer ends where its form is complete"
+                )
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in self.__dataclass_fields__:
@@ -130,6 +145,21 @@ class SamplingParams:
     def checked(self, **changes: object) -> SamplingParams:
         """A copy with `changes`, whose values are checked again. UsageError: one is wrong."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _structured_outputs(value: object) -> StructuredOutputsParams | None:
+    """UsageError: it is none."""
+    if value is None or isinstance(value, StructuredOutputsParams):
+        return value
+    raise UsageError(f"structured_outputs is {shown(value)}; expected StructuredOutputsParams, such as of json=schema")
+
+
+def _budget(value: object) -> int | None:
+    """UsageError: it is none."""
+    if value is None:
+        return None
+    budget = whole("thinking_token_budget", value, -1, _MOST, "0 or more, or None or -1 for any number of tokens")
+    return None if budget == -1 else budget
 
 
 def _output_kind(value: object) -> RequestOutputKind:

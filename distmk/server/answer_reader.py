@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distmk import SamplingParams, TokenOutput
-from distmk.api.output_parsers import Event, OutputParser
+from distmk.api.answer_forms import CallChoice, form_with_calls
+from distmk.api.output_parsers import Event, OutputParser, prompt_end
 from distmk.server.bodies import SamplingBody
+from distmk.server.errors import as_bad_request
 from distmk.server.generation import Generation
 from distmk.server.state import ServerState
-
-_PROMPT_END_TOKENS = 16  # more than the tags at the end of a prompt have
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -47,20 +47,24 @@ def make_readers(
     parsers, tokenizer = state.parsers, state.llm.tokenizer
     readers = []
     for index in range(running.num_choices):
-        prompt_end = ""
+        end = ""
         if parsers.reasoning is not None and tokenizer is not None:
-            ids = running.prompts[index // running.params.n][-_PROMPT_END_TOKENS:]
-            prompt_end = tokenizer.decode(ids, skip_special=False)
-        readers.append(AnswerReader(parsers.make(prompt_end, tools or None, parallel_calls)))
+            end = prompt_end(tokenizer, running.prompts[index // running.params.n])
+        readers.append(AnswerReader(parsers.make(end, tools or None, parallel_calls)))
     if parsers.reasoning is not None:
         running.num_reasoning_tokens = lambda: sum(each.num_reasoning_tokens for each in readers)
     return readers
 
 
-def chat_params(state: ServerState, body: SamplingBody, tools: Tools | None, **fields: Any) -> SamplingParams:
+def chat_params(
+    state: ServerState, body: SamplingBody, tools: Tools | None, choice: CallChoice | None, **fields: Any
+) -> SamplingParams:
     """The sampling parameters of a chat; without a limit, an answer has all tokens that fit. ApiError: one is out of range."""
     defaults = {"max_tokens": None, **state.llm.sampling_defaults}
-    parser = state.parsers.tools if tools else None
+    parser, tokenizer = state.parsers.tools if tools else None, state.llm.tokenizer
     if parser is not None and parser.shows_special_tokens:
         fields["skip_special_tokens"] = False
+    if parser is not None and choice is not None and tokenizer is not None:
+        with as_bad_request(body.names):
+            fields["structured_outputs"] = form_with_calls(tools or (), choice, parser, tokenizer, body.form)
     return body.sampling_params(defaults, **fields)

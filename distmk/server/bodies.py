@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from distmk import ChatPrompt, SamplingParams
+from distmk import ChatPrompt, SamplingParams, StructuredOutputsParams
 from distmk.api.absent_arguments import REQUEST
+from distmk.api.answer_forms import read_response_format
 from distmk.api.prompts import ChatOptions
 from distmk.server.errors import ApiError, as_bad_request
 
@@ -68,6 +69,13 @@ class SamplingBody(Body):
     logit_bias: dict[int, Number] | None = None
     min_tokens: Strict | None = None
     ignore_eos: Flag | None = None
+    thinking_token_budget: Strict | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None  # vLLM's names before structured_outputs
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     stream: Flag = False
 
     @property
@@ -92,7 +100,34 @@ class SamplingBody(Body):
     @property
     def names(self) -> Mapping[str, str]:
         """See `as_bad_request`."""
-        return {"prompt": "prompt"}
+        return {"prompt": "prompt", "structured_outputs": next(iter(self.form_names), "tools")}
+
+    @property
+    def formats(self) -> Mapping[str, Any]:
+        """OpenAI's formats of an answer, by the parameter's name."""
+        return {}
+
+    @property
+    def form_names(self) -> list[str]:
+        """The parameters that say what form the answer has."""
+        formats = [name for name, value in self.formats.items() if value not in (None, {"type": "text"})]
+        return [name for name in _FORMS if getattr(self, name) is not None] + formats
+
+    @property
+    def form(self) -> StructuredOutputsParams | None:
+        """The form that the answer is to have; None: any. ApiError: it is wrong, or there are two."""
+        names = self.form_names
+        if len(names) > 1:
+            raise ApiError(400, f"{' and '.join(names)} say two forms of the answer; give one of them", names[0])
+        for name in names:
+            with as_bad_request({"prompt": name, "structured_outputs": name}):
+                if name in self.formats:
+                    return read_response_format(self.formats[name], name)
+                if name == "structured_outputs":
+                    return StructuredOutputsParams.of_mapping(self.structured_outputs or {})
+                given = {name.removeprefix("guided_"): getattr(self, name)}
+                return StructuredOutputsParams(**given, whitespace_pattern=self.guided_whitespace_pattern)
+        return None
 
     def check_stream(self) -> None:
         """ApiError: parameters that go only with a stream, or only without one."""
@@ -100,10 +135,12 @@ class SamplingBody(Body):
     def sampling_params(self, defaults: Mapping[str, Any], **fields: Any) -> SamplingParams:
         """The parameters given, `fields`, and the model's `defaults` for others. ApiError: a value out of range."""
         given = {name: getattr(self, name, None) for name in _SAMPLING} | fields
+        given.setdefault("structured_outputs", self.form)
         with as_bad_request(self.names):
             return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
 
 
+_FORMS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -121,6 +158,7 @@ _SAMPLING = (
     "logit_bias",
     "min_tokens",
     "ignore_eos",
+    "thinking_token_budget",
 )
 
 
@@ -129,6 +167,7 @@ class GenerationBody(SamplingBody):
 
     max_tokens: Strict | None = None
     n: Strict | None = None
+    response_format: Any = None
     stream_options: StreamOptions | None = None
     prompt_logprobs: Strict | None = None  # vLLM's: the number of top log probabilities at every position of the prompt
     return_token_ids: Flag = False  # vLLM's: the ids beside the text
@@ -136,6 +175,10 @@ class GenerationBody(SamplingBody):
     @property
     def num_tokens_asked(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def formats(self) -> Mapping[str, Any]:
+        return {"response_format": self.response_format}
 
     def check_stream(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -222,7 +265,7 @@ class ChatCompletionBody(GenerationBody, _RenderingBody):
     @property
     def names(self) -> Mapping[str, str]:
         max_tokens = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": max_tokens}
+        return {**super().names, "prompt": "messages", "logprobs": "top_logprobs", "max_tokens": max_tokens}
 
 
 class TokenizeBody(_RenderingBody):

@@ -19,7 +19,7 @@ from distmk.server.generation import Choice, Generation, collect
 from distmk.server.openai_logprobs import chat_logprobs, prompt_logprobs
 from distmk.server.respond import ChoicesAnswer, Endpoint, respond
 from distmk.server.state import ServerState
-from distmk.server.tools import check_tools
+from distmk.server.tools import read_choice
 
 ENDPOINT = Endpoint("chat.completion", "chat.completion.chunk", "chatcmpl")
 
@@ -31,7 +31,6 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=None)
     async def create(body: ChatCompletionBody, http: HttpRequest) -> Response:
         check_template(state, body.chat_template)
-        check_tools(state, body.tools, body.tool_choice)
 
         async def make_answer(running: Generation) -> _Answer:
             return _Answer(state, body, running)
@@ -57,7 +56,8 @@ def _params(state: ServerState, body: ChatCompletionBody) -> SamplingParams:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     given = {"max_tokens": asked, "logprobs": num_top, "prompt_logprobs": body.prompt_logprobs}
-    return chat_params(state, body, body.tools, **given)
+    choice = read_choice(state, body.tools, body.tool_choice, body.parallel_tool_calls)
+    return chat_params(state, body, body.tools, choice, **given)
 
 
 class _Answer(ChoicesAnswer):

@@ -63,9 +63,10 @@ def api_error(error: DistmkError, names: Mapping[str, str] | None = None) -> Api
         return ApiError(500, f"the engine has ended: {message}", code="engine_ended")
     if names is None:
         return ApiError(400, message)
-    first, _, rest = message.partition(" ")
+    word, _, rest = message.partition(" ")
+    first = word.partition(".")[0]
     param = names.get(first, first if first in _PARAMETERS else names["prompt"])
-    if first != param and first in _PARAMETERS:
+    if word != param and first in _PARAMETERS:
         message = f"{param} {rest}"
     return ApiError(400, message, param, "context_length_exceeded" if "in a context of" in rest else None)
 

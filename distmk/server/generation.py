@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distmk import SamplingParams, TokenOutput
+from distmk.api.answer_constraints import is_constrained
 from distmk.api.outputs import Logprob
 from distmk.api.token_stream import TokenStream
 from distmk.errors import DistmkError, RequestError
@@ -154,7 +155,8 @@ async def generation(
     """
     with state.admit(body.model, body.num_prompts * params.n):
         must_fit = body.num_tokens_asked is not None
-        async with state.llm.submit(body.prompts, params, must_fit=must_fit) as stream:
+        parsers = state.parsers if is_constrained(params) else None
+        async with state.llm.submit(body.prompts, params, must_fit=must_fit, parsers=parsers) as stream:
             for prompt in stream.prompts:
                 room = state.llm.max_model_len - len(prompt)
                 most = room if params.max_tokens is None else min(params.max_tokens, room)

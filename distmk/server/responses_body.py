@@ -63,7 +63,11 @@ class ResponsesBody(SamplingBody):
 
     @property
     def names(self) -> Mapping[str, str]:
-        return {"prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+        return {**super().names, "prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+
+    @property
+    def formats(self) -> Mapping[str, Any]:
+        return {"text.format": self.text and self.text.format}
 
     def check(self) -> None:
         """ApiError: it asks for what this server does not have."""
@@ -74,7 +78,6 @@ class ResponsesBody(SamplingBody):
             if each not in _INCLUDED:
                 message = f"include has {shown(each)}; expected {' or '.join(_INCLUDED)}"
                 raise ApiError(400, message, "include")
-        _refuse(self.text and self.text.format, "text.format", "response_format")
         _refuse(self.reasoning and self.reasoning.effort, "reasoning.effort", "reasoning_effort")
 
 

@@ -21,7 +21,7 @@ from distmk.server.respond import respond
 from distmk.server.responses_body import ResponsesBody
 from distmk.server.responses_items import ResponseItems
 from distmk.server.state import ServerState
-from distmk.server.tools import check_tools
+from distmk.server.tools import read_choice
 
 _INCOMPLETE = {"length": {"reason": "max_output_tokens"}, "abort": None}  # OpenAI's details for the engine's reasons
 
@@ -33,8 +33,9 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/v1/responses", response_model=None)
     async def create(body: ResponsesBody, http: HttpRequest) -> Response:
         body.check()
-        check_tools(state, body.tools, body.tool_choice)
-        params = chat_params(state, body, body.tools, max_tokens=body.max_output_tokens, logprobs=body.num_logprobs)
+        choice = read_choice(state, body.tools, body.tool_choice, body.parallel_tool_calls)
+        given = {"max_tokens": body.max_output_tokens, "logprobs": body.num_logprobs}
+        params = chat_params(state, body, body.tools, choice, **given)
 
         async def make_answer(running: Generation) -> _Answer:
             return _Answer(state, body, running)
@@ -112,7 +113,7 @@ class _Answer:
             "service_tier": "default",
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_logprobs": body.top_logprobs or 0,

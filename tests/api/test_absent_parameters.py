@@ -62,7 +62,7 @@ REFUSED_SAMPLING = [
     ("bad_words", ["a"], "logit_bias"),
     ("logits_processors", [print], "logit_bias"),
     ("use_beam_search", True, "beam search does not exist"),
-    ("structured_outputs", {"json": {}}, "grammar"),
+    ("guided_json", {}, "structured_outputs=StructuredOutputsParams"),
 ]
 
 

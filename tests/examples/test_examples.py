@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.helpers import ROOT, Finished, Launcher, Runner, alone, under_mpirun, under_torchrun, with_ranks
 from support.machine import environment, num_gpus, on, require
+from support.served import served
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -39,7 +40,7 @@ def run(runner: Runner, name: str, launcher: Launcher, *arguments: str) -> Finis
 
 def test_examples_are_short() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["allreduce.py", "decode.py", "linear.py", "own_model.py", "ring.py"]
+    assert names == ["allreduce.py", "decode.py", "linear.py", "own_model.py", "ring.py", "schema.py", "tools.py"]
     for name in names:
         assert len((EXAMPLES / name).read_text().splitlines()) < 80, name
 
@@ -147,3 +148,19 @@ def test_own_model(launcher: Launcher, num_ranks: int, runner: Runner) -> None:
     lines = run(runner, "own_model.py", launcher).stdout.splitlines()
     assert lines[:-1] == ["[7] -> [7, 7, 7, 7, 7]", "[1, 2, 3] -> [3, 3, 3, 3, 3]"]
     assert re.fullmatch(rf"on host, {num_ranks} ranks of \d+ workers", lines[-1])
+
+
+def test_schema(smollm2: Path, runner: Runner) -> None:
+    """Two conversations, whose answers it parses, and a choice."""
+    pytest.importorskip("distmk.engine.mask_writer", reason="masks do not reach the kernel yet")
+    lines = run(runner, "schema.py", with_ranks(2), str(smollm2), "--backend", "host").stdout.splitlines()
+    assert len(lines) == 3 and all(" in " in line and ": " in line for line in lines[:2])
+    assert re.fullmatch(r"The review 'I loved it' is (positive|negative)", lines[2])
+
+
+def test_tools(runner: Runner) -> None:
+    """Against a server whose model has no sense: it calls the function all the same."""
+    with served(tool_call_parser="hermes") as server:
+        finished = runner.run([sys.executable, str(EXAMPLES / "tools.py"), "--url", f"{server.url}/v1"], environment())
+    assert finished.status == 0, finished.stderr
+    assert re.match(r"get_weather\(\{.*\}\) -> .*: (18|64) degrees, rain\n", finished.stdout, re.DOTALL)

@@ -36,7 +36,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("tool_choice", {"type": "function", "function": {"name": "f"}}, "tools"),
     ("bad_words", ["a"], "logit_bias"),
     ("length_penalty", 2.0, "n completions"),
-    ("response_format", {"type": "json_object"}, "grammar"),
+    ("structural_tag", {"type": "json_object"}, "structured_outputs"),
     ("priority", 3, "order in which they come"),
     ("store", True, "not stored"),
 ]

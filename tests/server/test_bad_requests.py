@@ -57,7 +57,7 @@ def refusal(server: Served, path: str, status: int = 400, **body: Any) -> tuple[
         ("stop_token_ids", ["a"]),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "xml"}),
         ("best_of", 3),
         ("no_such_parameter", 1),
         ("stream_options", {"include_usages": True}),

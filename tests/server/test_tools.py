@@ -22,6 +22,7 @@ TOOLS: list[Any] = [
     },
     {"type": "function", "function": {"name": "noop"}},
 ]
+STRICT = {"name": "f", "strict": True}
 CALLS = (
     'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris, 漢"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "noop", "arguments": {}}\n</tool_call>'
@@ -165,11 +166,17 @@ def test_log_probabilities_cover_all_tokens(client: openai.OpenAI, server: Serve
 @pytest.mark.parametrize(
     ("more", "param", "says"),
     [
-        ({"tool_choice": "required"}, "tool_choice", "constrained decoding"),
-        ({"tool_choice": {"type": "function", "function": {"name": "noop"}}}, "tool_choice", "constrained decoding"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice", "there are no tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "nop"}}}, "tool_choice", "none of the tools"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice", '"auto"'),
+        ({"tool_choice": "required", "min_tokens": 3}, "min_tokens", "an answer ends"),
         ({"tool_choice": "maybe"}, "tool_choice", '"auto"'),
         ({"tool_choice": 3}, "tool_choice", '"auto"'),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools", "constrained decoding"),
+        (
+            {"tools": [{"type": "function", "function": {**STRICT, "parameters": {"not": {}}}}]},
+            "tools",
+            "Unimplemented",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools", '"type": "function"'),
         ({"tools": [{"type": "function"}]}, "tools", '"type": "function"'),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "name of tools[0]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -11,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Inner
+from support.random_answers import RandomWriter, Writer, allowed_tokens
+from support.word_tokenizer import EOS, WORDS, word_tokenizer
 
 from distmk.api.input_processor import InputProcessor
 from distmk.engine.logprobs import make_logprob
@@ -24,46 +25,10 @@ from distmk.errors import DistmkError, UsageError
 from distmk.text.chat.messages import ChatOptions, ChatPrompt
 from distmk.text.chat.tools import read_tools
 from distmk.text.token_speller import TokenSpeller
-from distmk.text.tokenizer import BYTE_LEVEL, EncodedPrompt, Tokenizer
+from distmk.text.tokenizer import EncodedPrompt
 
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "looked",
-    "at",
-    "dog",
-    "ran",
-    "into",
-    "forest",
-    "where",
-    "birds",
-    "sing",
-]
-EOS = "<|end|>"
 PAGE_TOKENS = 16
 END_CHANCE = 0.02
-
-
-def word_tokenizer() -> Tokenizer:
-    """256 bytes, some words with a space in front, and an end token."""
-    tokens = [*BYTE_LEVEL, *(f"Ġ{word}" for word in WORDS if len(word) > 1)]
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    merges: list[tuple[str, str]] = []
-    for word in tokens[len(BYTE_LEVEL) :]:
-        for end in range(2, len(word) + 1):
-            vocab.setdefault(word[:end], len(vocab))
-            if (pair := (word[: end - 1], word[end - 1])) not in merges:
-                merges.append(pair)
-    inner = Inner(models.BPE(vocab=vocab, merges=merges))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(EOS, special=True)])
-    return Tokenizer(inner)
 
 
 @dataclass(eq=False)
@@ -74,6 +39,7 @@ class FakeSlot:
     deliver: Deliver
     rng: random.Random
     speller: TokenSpeller
+    writer: Writer  # of answers that have a form
     num_tokens: int = 0
     since_s: float = field(default_factory=time.monotonic)  # when it was submitted
     character: list[int] = field(default_factory=list)  # the rest of one that was begun
@@ -111,6 +77,7 @@ class FakeEngine:
         self.template = ""  # what parsers are chosen by
         self.prompt_end = ""  # behind "assistant:"
         self.says: str | None = None  # what every answer is, instead of random words
+        self.writer: Writer | None = None  # of answers that have a form; None: a random one
         self.num_cached_tokens = 0  # of every prompt that has so many
         self.num_submitted = 0
         self.num_cancelled = 0
@@ -136,7 +103,7 @@ class FakeEngine:
         with self._lock:
             return len(self._waiting) + len(self._running)
 
-    @property
+    @functools.cached_property
     def inputs(self) -> InputProcessor:
         chat: Any = FakeChat(self)
         return InputProcessor(
@@ -144,6 +111,7 @@ class FakeEngine:
             self.max_model_len,
             tokenizer=self.tokenizer,
             chat=chat,
+            eos_ids=(self._eos,),
             sampling_defaults=self.sampling_defaults,
         )
 
@@ -151,7 +119,8 @@ class FakeEngine:
         prompt, params = request.prompt_ids, request.params
         number = next(self._numbers) if params.temperature else str(prompt)
         rng = random.Random(number if params.seed is None else params.seed)
-        slot = FakeSlot(request, deliver, rng, TokenSpeller(self.tokenizer, context=prompt))
+        writer = self.writer or RandomWriter(self.tokenizer, self._eos + 1, {self._eos}, rng)
+        slot = FakeSlot(request, deliver, rng, TokenSpeller(self.tokenizer, context=prompt), writer)
         if params.prompt_logprobs is not None:
             speller = TokenSpeller(self.tokenizer, context=prompt[:1])
             later = [self._logprobs(speller, token, params.prompt_logprobs) for token in prompt[1:]]
@@ -255,6 +224,10 @@ class FakeEngine:
         request, params, rng = slot.request, slot.request.params, slot.rng
         slot.num_tokens += 1
         ends = not params.ignore_eos and slot.num_tokens > max(1, params.min_tokens) and rng.random() < END_CHANCE
+        if request.constraint is not None:
+            token_id = slot.writer.choose(allowed_tokens(request.constraint, self._eos + 1))
+            request.constraint.accept(token_id)
+            return self._output(slot, token_id)
         if self.says is not None and slot.num_tokens == 1:
             slot.character = [*self.tokenizer.encode(self.says), self._eos]
         if slot.character:
@@ -265,6 +238,10 @@ class FakeEngine:
             token_id, *slot.character = self.tokenizer.encode(rng.choice("é漢🙂"))
         else:
             token_id = rng.choice(self._words)
+        return self._output(slot, token_id)
+
+    def _output(self, slot: FakeSlot, token_id: int) -> TokenOutput:
+        request, params = slot.request, slot.request.params
         full = slot.num_tokens >= min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
         finish = "stop" if token_id == self._eos else "length" if full else None
         assert request.decoder is not None

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.template_bombs import BOMBS
 
-from distmk.text.chat.template_frames import Limits
 from distmk.text.chat.template_processes import end_processes, render
+from distmk.text.processes.frames import Limits
 
 
 def measure(bomb: str) -> tuple[str, str, str, float]:

@@ -20,8 +20,9 @@ from support.helpers import ROOT
 from support.yardstick import slowness
 
 from distmk.text.chat import template_processes
-from distmk.text.chat.template_frames import Answer, Limits, Outcome
 from distmk.text.chat.template_processes import render
+from distmk.text.processes import pool
+from distmk.text.processes.frames import Answer, Limits, Outcome
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 ECHO = "{{ messages[0].content }}"
@@ -127,8 +128,8 @@ def test_a_process_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) 
         while is_running(pid):
             time.sleep(0.01)
     assert echo("second").text == "second"
-    monkeypatch.setattr(template_processes, "_ANSWER_S", 0.5)
-    monkeypatch.setattr(template_processes, "_END_S", 0.1)
+    monkeypatch.setattr(pool, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(pool, "_END_S", 0.1)
     (worker,) = workers_of(os.getpid())
     os.kill(worker, signal.SIGSTOP)
     assert echo("third") == Answer(Outcome.STOPPED, "its process has not answered for 0.5 s")

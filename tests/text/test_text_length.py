@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from support.byte_fallback import byte_fallback
-from support.fake_engine import word_tokenizer
+from support.word_tokenizer import word_tokenizer
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Inner
 

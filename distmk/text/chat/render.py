@@ -11,8 +11,8 @@ from distmk.text.chat import template_processes
 from distmk.text.chat.files import ChatFiles, check_template_size, read_chat_files
 from distmk.text.chat.messages import ChatPrompt, read_messages
 from distmk.text.chat.plain_values import plain
-from distmk.text.chat.template_frames import Outcome
 from distmk.text.chat.tools import read_tools
+from distmk.text.processes.frames import Outcome
 from distmk.text.tokenizer import EncodedPrompt, Tokenizer
 from distmk.weights.checkpoint import ModelFiles
 

@@ -10,6 +10,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from distmk.text.grammar.lark import ReasoningForm
+from distmk.text.output.call_grammar import CallRequest, Rules
 from distmk.text.output.events import Arguments, CallBegin, Content, Event
 from distmk.text.output.reader import Steps, TextReader
 
@@ -60,6 +62,11 @@ class ReasoningParser(Parser):
         self.is_reasoning = False  # whether the next text belongs to the reasoning, as far as is known
         super().__init__()
 
+    @property
+    def form(self) -> ReasoningForm | None:
+        """How the model writes reasoning behind this prompt, for answers that have a grammar; None: it writes none."""
+        raise NotImplementedError
+
 
 class ToolParser(Parser):
     """Divides content into content and tool calls. `tools`: those of the request, in OpenAI's form."""
@@ -72,6 +79,11 @@ class ToolParser(Parser):
         self.tools = tools
         self.num_calls = 0
         super().__init__()
+
+    @classmethod
+    def rules(cls, request: CallRequest) -> Rules:
+        """The grammar of answers with calls, in this format."""
+        raise NotImplementedError
 
     @staticmethod
     def make_id() -> str:

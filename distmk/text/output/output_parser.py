@@ -11,8 +11,11 @@ import distmk.text.output.tools  # noqa: F401 (likewise)
 from distmk.errors import UsageError, shown
 from distmk.text.output.events import Arguments, CallBegin, Content, Event, merged
 from distmk.text.output.families import REASONING, TOOLS, Parser, ReasoningParser, ToolParser
+from distmk.text.tokenizer import Tokenizer
 
 AUTO, NONE = "auto", "none"
+
+_PROMPT_END_TOKENS = 16  # more than the tags at the end of a prompt have
 
 P = TypeVar("P", bound=Parser)
 
@@ -81,6 +84,11 @@ class OutputParsers:
             self.tools(tools) if self.tools and tools is not None else None,
             parallel,
         )
+
+
+def prompt_end(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str:
+    """The end of a prompt's text, by which parsers of reasoning see whether it has begun."""
+    return tokenizer.decode(prompt_ids[-_PROMPT_END_TOKENS:], skip_special=False)
 
 
 def choose_parsers(template: str, reasoning: str = AUTO, tools: str = AUTO) -> OutputParsers:

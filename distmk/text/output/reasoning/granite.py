@@ -5,6 +5,7 @@ Quantised models write "Here's" at times. Without the first sentence all is the 
 
 from __future__ import annotations
 
+from distmk.text.grammar.lark import ReasoningForm
 from distmk.text.output.events import Reasoning
 from distmk.text.output.families import ReasoningParser, family
 from distmk.text.output.reader import SPACE, Steps, TextReader
@@ -18,6 +19,10 @@ class Granite(ReasoningParser):
     @classmethod
     def fits(cls, template: str) -> bool:
         return _BEGIN[0] in template
+
+    @property
+    def form(self) -> ReasoningForm | None:
+        return ReasoningForm(rf"\s*({'|'.join(_BEGIN)})(?s:.*)({'|'.join(_END)})", _END[0])
 
     def parse(self, text: TextReader) -> Steps[None]:
         yield from text.spaces()

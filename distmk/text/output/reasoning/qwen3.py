@@ -6,6 +6,7 @@ model writes both tags, or answers at once.
 
 from __future__ import annotations
 
+from distmk.text.grammar.lark import ReasoningForm
 from distmk.text.output.events import Reasoning
 from distmk.text.output.families import ReasoningParser, family
 from distmk.text.output.reader import SPACE, Steps, TextReader
@@ -29,6 +30,13 @@ class Qwen3(ReasoningParser):
     def begins_inside(self) -> bool:
         """Whether the text is reasoning from its first character on."""
         return self.prompt_end.endswith(OPEN)
+
+    @property
+    def form(self) -> ReasoningForm | None:
+        if self.begins_inside():
+            return ReasoningForm(f"(?s:.*){CLOSE}", CLOSE, is_begun=True)
+        ended = self.prompt_end.endswith(CLOSE)
+        return None if ended else ReasoningForm(rf"\s*{OPEN}(?s:.*){CLOSE}", CLOSE)
 
     def parse(self, text: TextReader) -> Steps[None]:
         self.is_reasoning = self.begins_inside()

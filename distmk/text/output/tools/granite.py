@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distmk.text.output.call_grammar import CallRequest, Rules, list_behind_mark
 from distmk.text.output.events import Content
 from distmk.text.output.families import ToolParser, family
 from distmk.text.output.json_calls import read_calls
@@ -17,6 +18,11 @@ class Granite(ToolParser):
     @classmethod
     def fits(cls, template: str) -> bool:
         return _MARKS[0] in template
+
+    @classmethod
+    def rules(cls, request: CallRequest) -> Rules:
+        mark, other = _MARKS if request.special_id(_MARKS[1]) is None else _MARKS[::-1]
+        return list_behind_mark(request, mark, without="" if request.special_id(other) else other)
 
     def parse(self, text: TextReader) -> Steps[None]:
         while True:

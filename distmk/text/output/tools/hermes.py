@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distmk.text.output.call_grammar import GAP, CallRequest, Rules, as_json, behind_mark
 from distmk.text.output.events import Content
 from distmk.text.output.families import ToolParser, family
 from distmk.text.output.json_calls import read_call
@@ -20,6 +21,11 @@ class Hermes(ToolParser):
     @classmethod
     def fits(cls, template: str) -> bool:
         return BEGIN in template and "<function=" not in template and "<|tool_call|>" not in template
+
+    @classmethod
+    def rules(cls, request: CallRequest) -> Rules:
+        call = request.one_of(lambda function: as_json(function, "arguments"))
+        return behind_mark(request, BEGIN, f"{GAP} call_ {GAP} {request.mark(END)}", call)
 
     def parse(self, text: TextReader) -> Steps[None]:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distmk.text.output.call_grammar import CallRequest, Rules, as_json, at_beginning
 from distmk.text.output.events import Content
 from distmk.text.output.families import ToolParser, family
 from distmk.text.output.json_calls import read_call
@@ -19,6 +20,11 @@ class Llama3Json(ToolParser):
     @classmethod
     def fits(cls, template: str) -> bool:
         return '"parameters": dictionary of argument name' in template or _TAG in template
+
+    @classmethod
+    def rules(cls, request: CallRequest) -> Rules:
+        call = request.one_of(lambda function: as_json(function, "parameters"))
+        return at_beginning(request, request.repeated("call_", '"; "'), "{", call, _TAG)
 
     def parse(self, text: TextReader) -> Steps[None]:
         yield from text.spaces()

@@ -9,12 +9,14 @@ import re
 import secrets
 import string
 
+from distmk.text.grammar.lark import literal
+from distmk.text.output.call_grammar import CallRequest, Rules, behind_mark, list_behind_mark
 from distmk.text.output.events import Content
 from distmk.text.output.families import ToolParser, family
 from distmk.text.output.json_calls import pass_value, read_calls
 from distmk.text.output.reader import SPACE, Steps, TextReader
 
-_MARK = "[TOOL_CALLS]"
+_MARK, _ARGS = "[TOOL_CALLS]", "[ARGS]"
 _NAME = re.compile(r"[\w.-]*")
 _LETTERS = string.ascii_letters + string.digits
 
@@ -26,6 +28,15 @@ class Mistral(ToolParser):
     @classmethod
     def fits(cls, template: str) -> bool:
         return _MARK in template
+
+    @classmethod
+    def rules(cls, request: CallRequest) -> Rules:
+        """Tokenizers with [ARGS] are those of models that write a mark for each call."""
+        if request.special_id(_ARGS) is not None:
+            args = request.mark(_ARGS)
+            call = request.one_of(lambda function: f"{literal(function.name)} {args} {function.arguments}")
+            return behind_mark(request, _MARK, "call_", call)
+        return list_behind_mark(request, _MARK)
 
     @staticmethod
     def make_id() -> str:
@@ -46,7 +57,7 @@ class Mistral(ToolParser):
         if name and (yield from text.take("[CALL_ID]")):
             yield from text.run(_NAME)
         if name:
-            yield from text.take("[ARGS]")
+            yield from text.take(_ARGS)
         yield from text.spaces()
         if not name or (yield from text.peek()) != "{":
             return False

@@ -8,6 +8,8 @@ import re
 import warnings
 from typing import Any
 
+from distmk.text.grammar.lark import literal
+from distmk.text.output.call_grammar import CallRequest, Function, Rules, at_beginning
 from distmk.text.output.families import ToolParser, family
 from distmk.text.output.reader import Steps, TextReader
 
@@ -24,6 +26,14 @@ class Pythonic(ToolParser):
     @classmethod
     def fits(cls, template: str) -> bool:
         return _BEGIN in template or "[func_name1(params_name1=" in template
+
+    @classmethod
+    def rules(cls, request: CallRequest) -> Rules:
+        several = request.repeated("call_", literal(", "))
+        calls = f'"[" {several} "]"'
+        if request.special_id(_BEGIN) is not None:
+            calls = f"{request.mark(_BEGIN)}? {calls} {request.mark(_END)}?"
+        return at_beginning(request, calls, "[", request.one_of(_call))
 
     def parse(self, text: TextReader) -> Steps[None]:
         yield from text.spaces()
@@ -59,6 +69,19 @@ class Pythonic(ToolParser):
                 return True
         text.at = begin
         return False
+
+
+def _call(function: Function) -> str:
+    """The expression of a call, and the rules of its parameters: optional ones may be left out, but their order stays."""
+    rules, first, after = [], "", ""
+    for parameter in reversed(function.parameters):
+        value = "/True|False/" if parameter.type == "boolean" else function.value(parameter.schema)
+        given = f"{parameter.rule}: {literal(parameter.name + '=')} {value}"
+        begins = f"{parameter.rule} {parameter.rule}_after" + ("" if parameter.is_required else f" | {first}")
+        optional = "" if parameter.is_required else "?"
+        rules += [given, f"{parameter.rule}_after: {after}", f"{parameter.rule}_first: {begins}"]
+        first, after = f"{parameter.rule}_first", f'(", " {parameter.rule}){optional} {parameter.rule}_after'
+    return "\n".join([f"{literal(function.name + '(')} {first} {literal(')')}", *rules])
 
 
 def _brackets(text: TextReader) -> Steps[None]:

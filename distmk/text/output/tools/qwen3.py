@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from distmk.text.grammar.lark import choice, literal
+from distmk.text.output.call_grammar import GAP, CallRequest, Function, Parameter, Rules, behind_mark
 from distmk.text.output.families import family
 from distmk.text.output.reader import Steps, TextReader
 from distmk.text.output.tools.hermes import BEGIN, END, Hermes
@@ -29,6 +31,12 @@ class Qwen3(Hermes):
     @classmethod
     def fits(cls, template: str) -> bool:
         return BEGIN in template and _FUNCTION in template
+
+    @classmethod
+    def rules(cls, request: CallRequest) -> Rules:
+        """Values of type string stand without quotes: of their schemas, enum and const are followed."""
+        rules = f"{request.one_of(_call)}\n{_STRING_RULES}"
+        return behind_mark(request, BEGIN, f"{GAP} call_ {GAP} {request.mark(END)}", rules, without=_FUNCTION)
 
     def read(self, text: TextReader, mark: str) -> Steps[bool]:
         if mark == BEGIN:
@@ -75,6 +83,29 @@ class Qwen3(Hermes):
         if mark:
             yield self.arguments(_as_json("".join(value)))
         return mark
+
+
+_STRING_RULES = r"""string_[lazy]: STRING_
+STRING_: /(?s:.*)<\/parameter>/ & ~/(?s:.*)(<parameter=|<\/function>)(?s:.*)/"""
+
+
+def _call(function: Function) -> str:
+    parameters = function.parameters
+    names = " ".join(each.rule if each.is_required else f"{each.rule}?" for each in parameters)
+    head, end = literal(f"{_FUNCTION}{function.name}>\n"), literal(_FUNCTION_END)
+    rules = [f"{each.rule}: {literal(f'{_PARAMETER}{each.name}>')} {_value(function, each)}" for each in parameters]
+    return "\n".join([f"{head} {names} {end}", *rules])
+
+
+def _value(function: Function, parameter: Parameter) -> str:
+    """The expression of a value, from the line break in front to that behind its end tag."""
+    kind, schema = parameter.type, parameter.schema if isinstance(parameter.schema, dict) else {}
+    if kind != "string" and not (isinstance(kind, list) and "string" in kind):
+        return f"{literal(chr(10))} {function.value(parameter.schema)} {literal(f'{chr(10)}{_PARAMETER_END}{chr(10)}')}"
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list) and values and all(isinstance(each, str) for each in values):
+        return f"{literal(chr(10))} {choice(values)} {literal(f'{chr(10)}{_PARAMETER_END}{chr(10)}')}"
+    return f"{literal(chr(10))} string_ {literal(chr(10))}"
 
 
 def _encoded(text: str) -> str:

@@ -1,0 +1,1 @@
+"""Grammars that answers are held to: written in Lark, compiled by llguidance, driven token by token."""
