@@ -137,6 +137,13 @@ class Tokenizer:
             raise UsageError(f"token id {min(ids)} is not a token of this model; ids are 0 or more") from None
         return text
 
+    def texts_behind(self, first: int, token_ids: Sequence[int]) -> list[str]:
+        """What each token adds to the text of the token `first`, in all of the processor's cores."""
+        with panics_as(lambda panic: ModelError(f"the tokenizer cannot decode tokens ({panic})"), quiet=False):
+            texts = self._inner.decode_batch([[first, token] for token in token_ids], skip_special_tokens=False)
+        before = self.decode([first], skip_special=False)
+        return [text.removeprefix(before) for text in texts]
+
     def spells_bytes(self, token_id: int) -> bool:
         """Whether a token adds its `token_bytes` to any text. Tokens of byte-level BPE do, and byte fallback's own tokens."""
         return self._byte_level or (self._byte_fallback and self._byte_of(token_id) is not None)

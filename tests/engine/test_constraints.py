@@ -31,6 +31,11 @@ def late(rng: np.random.Generator, most_s: float = 0.004) -> Callable[[], float]
     return lambda: float(rng.uniform(0, most_s)) * bool(rng.random() < 0.7)
 
 
+def walks_of(automata: Sequence[Automaton | None], late_s: Callable[[], float] = lambda: 0.0) -> list[Walk | None]:
+    """The constraints of requests, some of which have none."""
+    return [None if each is None else Walk(each, late_s) for each in automata]
+
+
 def params_of(rng: np.random.Generator, index: int) -> SamplingParams:
     """Greedy, or drawn with penalties and reports."""
     given: dict[str, Any] = {"max_tokens": int(rng.integers(1, 30)), "temperature": 0.0, "ignore_eos": True}
@@ -84,7 +89,7 @@ def test_late_masks_change_no_token(
     ) as llm:
         for late_s in (lambda: 0.0, late(rng)):
             before = llm.stats().num_repeated_rows
-            found.append(serve(llm, prompts, params, [each and Walk(each, late_s) for each in automata]))
+            found.append(serve(llm, prompts, params, walks_of(automata, late_s)))
             repeated.append(llm.stats().num_repeated_rows - before)
     assert repeated[1] > 20, repeated
     for index, (one, other, automaton) in enumerate(zip(*found, automata, strict=True)):
@@ -111,11 +116,9 @@ def test_preempted_and_cancelled(tiny_model: Path, rng: np.random.Generator) -> 
     automata = [Automaton.random(rng, VOCAB) if index % 4 else None for index in range(len(prompts))]
     with LLM(str(tiny_model), **FIXED) as llm:
         params = [SamplingParams(max_tokens=n, ignore_eos=True, temperature=0.0) for n in lengths]
-        expected = [
-            request.token_ids for request in serve(llm, prompts, params, [each and Walk(each) for each in automata])
-        ]
+        expected = [request.token_ids for request in serve(llm, prompts, params, walks_of(automata))]
     with LLM(str(tiny_model), num_gpu_blocks_override=13, idle_exit_s=0.2, **FIXED) as llm:
-        walks = [each and Walk(each, late(rng, 0.002)) for each in automata]
+        walks = walks_of(automata, late(rng, 0.002))
         served = Served(llm, list(zip(prompts, lengths, cancelled, strict=True)), walks)
         check_all_free(llm)
         stats = llm.stats()
@@ -134,13 +137,13 @@ def test_others_have_drafts(tiny_model: Path, rng: np.random.Generator, method: 
     params = [SamplingParams(max_tokens=int(n), ignore_eos=True, temperature=0.0) for n in rng.integers(10, 40, 12)]
     automata = [Automaton.random(rng, VOCAB) if index % 2 else None for index in range(len(prompts))]
     with LLM(str(tiny_model), **FIXED) as llm:
-        expected = [each.token_ids for each in serve(llm, prompts, params, [each and Walk(each) for each in automata])]
+        expected = [each.token_ids for each in serve(llm, prompts, params, walks_of(automata))]
     drafts = [perturbed(rng, output, 0.1) for output in expected]
     config = {"method": method, "num_speculative_tokens": 3}
     with LLM(str(tiny_model), speculative_config=config, **FIXED) as llm, drafting(futures(prompts, drafts)):
-        alone = serve(llm, prompts[1::2], params[1::2], [each and Walk(each, late(rng)) for each in automata[1::2]])
+        alone = serve(llm, prompts[1::2], params[1::2], walks_of(automata[1::2], late(rng)))
         num_alone, before = llm.stats().drafts, llm.stats().num_repeated_rows
-        together = serve(llm, prompts, params, [each and Walk(each, late(rng)) for each in automata])
+        together = serve(llm, prompts, params, walks_of(automata, late(rng)))
         stats = llm.stats()
     assert num_alone is not None and num_alone.num_drafts == 0 and before > 10
     assert stats.drafts is not None and stats.drafts.num_drafts > 0 and stats.num_repeated_rows > before + 10, stats
@@ -161,7 +164,7 @@ def test_one_that_fails_ends_alone(
     ends = Automaton(full.allowed.copy(), np.full_like(full.following, 11))
     ends.allowed[11] = False
     broken = Walk(full)
-    broken.fill_mask = lambda words: 1 // 0  # type: ignore[assignment, return-value]
+    broken.fill_mask = lambda words: 1 // 0  # type: ignore[assignment]
     walks = [Walk(full), None, Walk(empty), Walk(ends), Walk(full, fails_at=3), broken, Walk(full), None]
     params = [SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0)] * len(walks)
     prompts = [random_ids(rng, 9) for _ in walks]
@@ -211,7 +214,7 @@ def test_on_the_emulator(
         Walk(Automaton.random(rng, VOCAB), late(rng, 1.0)),
         None,
     ]
-    config = method and {"method": method, "num_speculative_tokens": 2}
+    config = None if method is None else {"method": method, "num_speculative_tokens": 2}
     sizes: dict[str, Any] = {"tensor_parallel_size": num_ranks, "num_workers": 2, "max_model_len": 64}
     with LLM(model, backend="emulated", speculative_config=config, **sizes) as llm:
         requests = serve(llm, prompts, params, walks)

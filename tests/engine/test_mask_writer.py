@@ -45,7 +45,8 @@ class Constrained(Fed):
         super().__init__(num_requests)
         self.block.masks = TokenMasks(num_requests, vocab_size)
         self.block.masks.address = 1 << 20
-        self.table = RequestTable(SimpleNamespace(block=self.block, upload_request=self._sent), 64, self.counters)  # type: ignore[arg-type]
+        launch: Any = SimpleNamespace(block=self.block, upload_request=self._sent)
+        self.table = RequestTable(launch, 64, self.counters)
         self.log = list[str]()
         self.at_command = list[int]()  # stamps when requests are sent
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from distmk.errors import UsageError
-from distmk.text.token_speller import TokenSpeller
 from distmk.text.tokenizer import Tokenizer
 
 _UNKNOWN_BYTES = (
@@ -19,14 +18,19 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
 
     UsageError: they depend on what stands before.
     """
-    behind = next((token for token in range(vocab_size) if _is_text(tokenizer, token)), None)
-    if behind is None or not (tokenizer.only_first_differs or tokenizer.spells_bytes(behind)):
+    first = next((token for token in range(vocab_size) if _is_text(tokenizer, token)), None)
+    if first is None or not (tokenizer.only_first_differs or tokenizer.spells_bytes(first)):
         raise UsageError(_UNKNOWN_BYTES)
-    speller = TokenSpeller(tokenizer, skip_special=False, context=[behind])
-    return [
-        tokenizer.token_bytes(token) if tokenizer.is_special(token) else speller.spell(token)
-        for token in range(vocab_size)
-    ]
+    spelled = list(map(tokenizer.token_bytes, range(vocab_size)))
+    decoded = [token for token in range(vocab_size) if spelled[token] and not _is_spelled(tokenizer, token)]
+    for token, text in zip(decoded, tokenizer.texts_behind(first, decoded), strict=True):
+        spelled[token] = text.encode()
+    return spelled
+
+
+def _is_spelled(tokenizer: Tokenizer, token: int) -> bool:
+    """Whether the decoder takes a token's own bytes as they are."""
+    return tokenizer.is_special(token) or tokenizer.spells_bytes(token)
 
 
 def _is_text(tokenizer: Tokenizer, token: int) -> bool:
