@@ -17,6 +17,7 @@ from support.tiny import Reference, check_best_allowed, make, save
 
 from distmk import LLM, SamplingParams
 from distmk.api.outputs import outputs_of
+from distmk.backends.defaults import backend_choices
 from distmk.engine.request import Request
 
 pytestmark = pytest.mark.timeout(120)
@@ -131,8 +132,14 @@ def test_preempted_and_cancelled(tiny_model: Path, rng: np.random.Generator) -> 
 
 @pytest.mark.usefixtures("slab_iterations")
 @pytest.mark.parametrize("method", ["ngram", "given"])
-def test_others_have_drafts(tiny_model: Path, rng: np.random.Generator, method: str) -> None:
-    """A constrained sequence has none. The others' are verified, and no token is another one than without drafts."""
+def test_others_have_drafts(
+    tiny_model: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """A constrained sequence has none. The others' are verified, whether they pay or not, and no token is another one than
+    without drafts.
+    """
+    choices = backend_choices("host")
+    monkeypatch.setattr("distmk.engine.engine.backend_choices", lambda _: {**choices, "draft_row_cost": 0.0})
     prompts = [random_ids(rng, 6) * 4 for _ in range(12)]
     given: dict[str, Any] = {"ignore_eos": True, "temperature": 0.0}
     params = [SamplingParams(max_tokens=int(n), **given) for n in rng.integers(10, 40, 12)]
