@@ -25,7 +25,7 @@ class MaskWriter:
         """Tell a request's constraint of its new token, which is not part of the request yet, and write the next mask."""
         if request.constraint is None or token.token < 0 or token.finish != FinishReason.NONE:
             return
-        if request.is_over or request.is_cancelled or token.token in request.params.stop_token_ids:
+        if request.is_over or token.token in request.params.stop_token_ids:
             return
         self._write(request, token.token)
 
