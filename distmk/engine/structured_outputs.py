@@ -18,6 +18,12 @@ from distmk.text.grammar.structural_tag import structural_tag_rules
 _FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _ABSENT: Mapping[str, Absent] = dict.fromkeys(("disable_fallback", "backend", "_backend"), TUNES)
 _ANY_OBJECT = {"type": "object"}
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by name."""
+
+_VALUES = ("const", "enum", "default", "examples")
+"""Keywords whose values are no schemas."""
+
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -150,9 +156,12 @@ def _closed(schema: Any) -> Any:
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(value) for name, value in schema.items()}
-    named = closed.keys() & {"properties", "patternProperties"}
-    is_schema = all(isinstance(closed[name], dict) for name in named)
-    if named and is_schema and not closed.keys() & {"additionalProperties", "unevaluatedProperties"}:
-        closed["additionalProperties"] = False
+    closed: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _MAPS and isinstance(value, dict):
+            closed[name] = {key: _closed(inner) for key, inner in value.items()}
+        else:
+            closed[name] = value if name in _VALUES else _closed(value)
+    if closed.keys() & {"properties", "patternProperties"}:
+        closed.setdefault("additionalProperties", False)
     return closed
