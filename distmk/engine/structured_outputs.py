@@ -24,7 +24,7 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _VALUES = ("const", "enum", "default", "examples")
 """Keywords whose values are no schemas."""
 
-_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 @takes_absent(_ABSENT)
@@ -63,8 +63,10 @@ class StructuredOutputsParams:
         for name in ("regex", "grammar", "whitespace_pattern", "structural_tag"):
             if (value := getattr(self, name)) is not None:
                 setattr(self, name, text(f"structured_outputs.{name}", value))
+                _check_size(f"structured_outputs.{name}", len(value))
         if self.choice is not None:
             self.choice = _texts("structured_outputs.choice", self.choice)
+            _check_size("structured_outputs.choice", sum(map(len, self.choice)))
         if self.grammar is not None and _GBNF.search(self.grammar):
             raise UsageError(
                 "structured_outputs.grammar is in GBNF or EBNF (::=); expected Lark, as llguidance reads it"
@@ -145,9 +147,14 @@ def _schema(given: Any) -> str:
         raise UsageError("structured_outputs.json is nested too deeply; expected a simpler schema") from None
     except (ValueError, TypeError) as error:
         raise UsageError(f"structured_outputs.json is no JSON ({error}); {expected}") from None
-    if len(written) > MAX_BYTES:
-        raise UsageError(f"structured_outputs.json has {len(written)} characters; expected at most {MAX_BYTES}")
+    _check_size("structured_outputs.json", len(written))
     return written
+
+
+def _check_size(name: str, num_chars: int) -> None:
+    """UsageError: a form is too large to be looked at in passing."""
+    if num_chars > MAX_BYTES:
+        raise UsageError(f"{name} has {num_chars} characters; expected at most {MAX_BYTES}")
 
 
 def _closed(schema: Any) -> Any:
