@@ -18,7 +18,13 @@ from distmk.text.grammar.structural_tag import structural_tag_rules
 _FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _ABSENT: Mapping[str, Absent] = dict.fromkeys(("disable_fallback", "backend", "_backend"), TUNES)
 _ANY_OBJECT = {"type": "object"}
-_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by name."""
+
+_VALUES = ("const", "enum", "default", "examples")
+"""Keywords whose values are no schemas."""
+
+_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 @takes_absent(_ABSENT)
@@ -57,8 +63,10 @@ class StructuredOutputsParams:
         for name in ("regex", "grammar", "whitespace_pattern", "structural_tag"):
             if (value := getattr(self, name)) is not None:
                 setattr(self, name, text(f"structured_outputs.{name}", value))
+                _check_size(f"structured_outputs.{name}", len(value))
         if self.choice is not None:
             self.choice = _texts("structured_outputs.choice", self.choice)
+            _check_size("structured_outputs.choice", sum(map(len, self.choice)))
         if self.grammar is not None and _GBNF.search(self.grammar):
             raise UsageError(
                 "structured_outputs.grammar is in GBNF or EBNF (::=); expected Lark, as llguidance reads it"
@@ -139,9 +147,14 @@ def _schema(given: Any) -> str:
         raise UsageError("structured_outputs.json is nested too deeply; expected a simpler schema") from None
     except (ValueError, TypeError) as error:
         raise UsageError(f"structured_outputs.json is no JSON ({error}); {expected}") from None
-    if len(written) > MAX_BYTES:
-        raise UsageError(f"structured_outputs.json has {len(written)} characters; expected at most {MAX_BYTES}")
+    _check_size("structured_outputs.json", len(written))
     return written
+
+
+def _check_size(name: str, num_chars: int) -> None:
+    """UsageError: a form is too large to be looked at in passing."""
+    if num_chars > MAX_BYTES:
+        raise UsageError(f"{name} has {num_chars} characters; expected at most {MAX_BYTES}")
 
 
 def _closed(schema: Any) -> Any:
@@ -150,9 +163,12 @@ def _closed(schema: Any) -> Any:
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(value) for name, value in schema.items()}
-    named = closed.keys() & {"properties", "patternProperties"}
-    is_schema = all(isinstance(closed[name], dict) for name in named)
-    if named and is_schema and not closed.keys() & {"additionalProperties", "unevaluatedProperties"}:
-        closed["additionalProperties"] = False
+    closed: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _MAPS and isinstance(value, dict):
+            closed[name] = {key: _closed(inner) for key, inner in value.items()}
+        else:
+            closed[name] = value if name in _VALUES else _closed(value)
+    if closed.keys() & {"properties", "patternProperties"}:
+        closed.setdefault("additionalProperties", False)
     return closed

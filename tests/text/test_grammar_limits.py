@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Iterator
@@ -55,6 +56,29 @@ def test_an_enum_of_ten_megabytes() -> None:
         source(json={"enum": [f"{number} {'x' * 20}" for number in range(400_000)]})
     assert time.monotonic() - begin < 2
     assert "1048576" in refusal("x" * (check.MAX_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"grammar": "\n" * 20_000 + "a"},
+        {"grammar": "a-" * 500_000},
+        {"grammar": "a \t" * 300_000},
+        {"regex": "(" * 1_000_000},
+        {"regex": "/" * 1_000_000},
+        {"choice": ["a" * 2_000_000]},
+        {"choice": ["/"] * 500_000},
+        {"grammar": "a" * 2_000_000},
+    ],
+)
+def test_long_forms_are_read_in_little_time(form: dict[str, Any]) -> None:
+    """The event loop of a server stands still meanwhile."""
+    begin, made = time.thread_time(), None
+    with contextlib.suppress(UsageError):
+        made = StructuredOutputsParams(**form)
+    assert time.thread_time() - begin < 0.2
+    assert made is None or made.rules
+    assert time.thread_time() - begin < 2
 
 
 @pytest.mark.parametrize("depth", [150, 5000])

@@ -137,6 +137,10 @@ def test_white_space_and_additional_properties(rng: random.Random) -> None:
     closed = begun(vocabulary, json=schema, disable_additional_properties=True, whitespace_pattern=r"\t{2}")
     made = answers(vocabulary, closed, rng, count=20)
     assert made
+    given = {"const": {"properties": {"a": 1}}}  # a value, and a property that has a keyword's name
+    named = {"type": "object", "properties": {"properties": given}, "required": ["properties"]}
+    begin = begun(vocabulary, json=named, disable_additional_properties=True, disable_any_whitespace=True)
+    assert set(answers(vocabulary, begin, rng)) == {'{"properties":{"properties":{"a":1}}}'}
     for answer in made:
         value = json.loads(answer)
         assert set(value) <= {"a"} and set(value.get("a", {})) <= {"b"}, answer
