@@ -88,7 +88,6 @@ def test_response_formats_of_several_conversations() -> None:
 
 
 def test_a_real_model(smollm2: Path) -> None:
-    pytest.importorskip("distmk.engine.mask_writer", reason="masks do not reach the kernel yet")
     with LLM(str(smollm2), tensor_parallel_size=1, max_model_len=512) as llm:
         form = StructuredOutputsParams(json=SCHEMA)
         drawn = SamplingParams(max_tokens=300, temperature=1.0, n=3, structured_outputs=form)

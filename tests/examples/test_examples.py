@@ -152,7 +152,6 @@ def test_own_model(launcher: Launcher, num_ranks: int, runner: Runner) -> None:
 
 def test_schema(smollm2: Path, runner: Runner) -> None:
     """Two conversations, whose answers it parses, and a choice."""
-    pytest.importorskip("distmk.engine.mask_writer", reason="masks do not reach the kernel yet")
     lines = run(runner, "schema.py", with_ranks(2), str(smollm2), "--backend", "host").stdout.splitlines()
     assert len(lines) == 3 and all(" in " in line and ": " in line for line in lines[:2])
     assert re.fullmatch(r"The review 'I loved it' is (positive|negative)", lines[2])
