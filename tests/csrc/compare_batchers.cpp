@@ -118,6 +118,7 @@ class Scenario {
     for (const uint16_t rows : buckets)
       if (chance(rows == 130 ? 80 : 40)) args.max_rows[args.num_programs++] = rows;
     is_large_ = chance(40);
+    if (args.num_programs == MAX_PROGRAMS) --args.num_programs;
     if (is_large_ || !args.num_programs) args.max_rows[args.num_programs++] = 400;
     const uint32_t most = args.max_rows[args.num_programs - 1];
     args.max_slots = draw(1, most < MAX_SEQUENCES ? most : MAX_SEQUENCES);
