@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.helpers import DISTMK, ROOT, Runner, assert_one_line, under_mpirun
+from support.helpers import DISTMK, QUICK_COMPILER, ROOT, Runner, assert_one_line, under_mpirun
 from support.machine import require
 
 pytestmark = pytest.mark.timeout(300)
@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(site: Path) -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), str(site)]), **QUICK_COMPILER}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from support import tiny
-from support.helpers import Runner
+from support.helpers import QUICK_COMPILER, Runner
 from support.tiny import Reference, relative_error
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -47,7 +47,7 @@ def check_logits(
     prompts = [[int(token) for token in rng.integers(0, 203, length)] for length in (1, 3, 17, 40, 75)]
     (folder / "job.py").write_text(JOB)
     arguments = [str(folder), str(num_ranks), weight_format.name, json.dumps(prompts), str(folder / "logits.npy")]
-    env = {"PYTHONPATH": f"{folder}:{package}", "DISTMK_ROW_BUCKETS": row_buckets}
+    env = {"PYTHONPATH": f"{folder}:{package}", "DISTMK_ROW_BUCKETS": row_buckets, **QUICK_COMPILER}
     runner.timeout_s = 280  # it compiles the runtime
     done = runner.run([sys.executable, str(folder / "job.py"), *arguments], env)
     assert done.status == 0, done.stderr

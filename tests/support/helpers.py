@@ -21,6 +21,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTMK = [sys.executable, "-m", "distmk"]
+QUICK_COMPILER = {"DISTMK_CXX": str(ROOT / "tests" / "support" / "quick_compiler.sh")}
+"""The environment of tests that build a runtime of their own, which they hardly use."""
 SHARED_MEMORY = Path("/dev/shm")
 # Prefix of the segments that tests make themselves; tests that run beside them leave those alone.
 MADE = f"distmk-{os.getuid()}-test"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.helpers import DISTMK, Runner
+from support.helpers import DISTMK, QUICK_COMPILER, Runner
 from support.repository_copy import changed_files, copy_with
 
 from distmk.backends.cuda.build import Report
@@ -160,7 +160,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     own.mkdir()
     for name, text in OWN_FILES.items():
         (own / name).write_text(text.lstrip())
-    package = Package(copy, {"PYTHONPATH": f"{copy}:{own}"})
+    package = Package(copy, {"PYTHONPATH": f"{copy}:{own}", **QUICK_COMPILER})
     generated = Runner(folder).run([sys.executable, str(copy / "scripts" / "gen_abi.py")], package.env)
     assert generated.status == 0, generated.stderr
     return package
