@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that must hold: formatting, types, the generated header, and the tests.
-#   bash scripts/test.sh fast   in two minutes on two cores: a few cases of every test that starts no process, and no mypy
+#   bash scripts/test.sh fast   in about four minutes on two cores: a few cases of every test that starts no process, and no mypy
 #   bash scripts/test.sh        the whole, without the tests marked slow, which compile variants of their own
 #   bash scripts/test.sh ...    arguments for pytest, such as `-m slow`
 set -euo pipefail

@@ -24,6 +24,7 @@ from distmk import LLM, SamplingParams
 from distmk.errors import UsageError
 from distmk.formats import find_format
 
+pytestmark = pytest.mark.whole
 LENGTHS = (1, 2, 5, 9, 16, 17, 30)
 """Prompts of one N tile and of two, in one iteration and in several."""
 NUM_TOKENS = 5

@@ -48,7 +48,8 @@ def logits_of(path: Path, prompts: list[list[int]], num_ranks: int = 1, **option
 def check_logits(model: PreTrainedModel, path: Path, num_ranks: int, **options: Any) -> None:
     """model: with the values of the quantized weights, in float32."""
     rng = np.random.default_rng()
-    prompts = [[int(token) for token in rng.integers(0, model.config.vocab_size, length)] for length in LENGTHS]
+    # Of few prompts, the ratio of two errors is now and then beyond the bound by chance.
+    prompts = [[int(token) for token in rng.integers(0, model.config.vocab_size, length)] for length in 3 * LENGTHS]
     want = torch.stack([Reference(model).exact(ids, 1)[-1] for ids in prompts])
     packed, plain = (
         relative_error(logits_of(path, prompts, num_ranks, **each), want)
