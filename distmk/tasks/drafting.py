@@ -29,11 +29,9 @@ from distmk.graph.regions import Region
 from distmk.graph.task import Access, Content, Layout, Task, access, require, task_type
 from distmk.tasks.sampling import SampleRow
 from distmk.tasks.slots import (
-    check_batch_kind,
     check_num_rows,
     check_num_slots,
-    check_row_capacity,
-    check_slot_capacity,
+    check_sampling_capacity,
     row_accesses,
 )
 
@@ -112,9 +110,7 @@ class AcceptDrafts(Task):
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
-        check_slot_capacity(args, step)
-        check_row_capacity(args.num_rows, step)
-        check_batch_kind(args, step)
+        check_sampling_capacity(args, step)
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:
@@ -193,9 +189,7 @@ class ProposeDrafts(Task):
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
-        check_slot_capacity(args, step)
-        check_row_capacity(args.num_rows, step)
-        check_batch_kind(args, step)
+        check_sampling_capacity(args, step)
         require(args.max_drafts <= step.max_drafts, "there are more drafts than the scheduler step verifies")
         require(args.max_ids <= step.max_positions + 1, "there are drafts behind the longest sequence")
 

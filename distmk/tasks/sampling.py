@@ -26,6 +26,7 @@ from distmk.tasks.slots import (
     check_num_rows,
     check_num_slots,
     check_row_capacity,
+    check_sampling_capacity,
     check_slot_capacity,
     row_accesses,
 )
@@ -267,9 +268,7 @@ class SampleRow(Task):
 
     @classmethod
     def check_capacity(cls, args: Any, step: Any) -> None:
-        check_slot_capacity(args, step)
-        check_row_capacity(args.num_rows, step)
-        check_batch_kind(args, step)
+        check_sampling_capacity(args, step)
 
     @classmethod
     def accesses(cls, args: Any, rank: int, num_ranks: int) -> list[Access]:

@@ -58,3 +58,10 @@ def row_accesses(rank: int, args: Any) -> list[Access]:
 def check_batch_kind(args: Any, step: Any) -> None:
     """Raise ValueError if the scheduler step makes a batch of another kind."""
     require(bool(args.is_job_batch) == (rows_of_step(step) > MAX_ROWS), "the batch is of the other kind")
+
+
+def check_sampling_capacity(args: Any, step: Any) -> None:
+    """Raise ValueError if the scheduler step has other slots, sampled rows or batches than the task."""
+    check_slot_capacity(args, step)
+    check_row_capacity(args.num_rows, step)
+    check_batch_kind(args, step)

@@ -1,5 +1,6 @@
 // Where the M tiles of a GEMM in jobs lie in memory (distmk/formats/tiles.py, packed_tiles.py).
 #pragma once
+#include "device/formats/format_traits.cuh"
 #include "device/jobs/rings.cuh"
 
 namespace distmk {
@@ -28,15 +29,9 @@ struct TileShape {
 
 #ifdef DISTMK_PACKED
 DISTMK_FN TileShape shape_of(const LinearJobsArgs& args) {
-  switch (args.format) {
-#define DISTMK_CASE(Name) \
-  case Name##Format::ID:  \
-    return {Name##Format::TILE_ROW_BYTES, Name##Format::TILE_SCALE_BYTES, Name##Format::HAS_ROW_SCALES};
-    DISTMK_PACKED_FORMATS(DISTMK_CASE)
-#undef DISTMK_CASE
-    default:
-      return {Weights::bytes(K_TILE), 0, false};
-  }
+  if (!is_packed(args)) return {Weights::bytes(K_TILE), 0, false};
+  const linear::FormatTraits& traits = linear::traits_of(args.format);
+  return {traits.stage.row_bytes, traits.stage.scale_bytes, traits.has_row_scales};
 }
 
 // Bytes of a slab's tiles, and of the whole slab.
